@@ -1,0 +1,31 @@
+# Each target creates and uses .venv by itself: one command on a fresh machine is all.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/mba demo --output demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/ablation.py
+	$(BIN)/python benchmarks/solver_race.py
+
+clean:
+	rm -rf $(VENV) demo benchmarks/results .mypy_cache .ruff_cache
