@@ -1,0 +1,360 @@
+"""Residuals and analytic derivatives of a block of edges: the fast twin of residuals.py.
+
+A block holds a cache-sized number of edges as planes (e, K). All lengths are centred pixels of the reference size, in
+which frame j sees the sample at Y = start + rho * step (start = K_j R u, step = K_j t), projected to (Y_x, Y_y) / Y_z.
+Derivatives are taken in the relative pose (zeta), so that an edge needs 8 columns plus two per intrinsic unknown.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mbasfm.geometry import distort_jacobian, solve_2x2, undistort
+from mbasfm.residuals import image_scale, relative_poses
+from mbasfm.types import Cameras, Samples
+
+BLOCK_SAMPLES = 1 << 18
+"""Samples per block: large enough to keep threads busy, small enough for the cache."""
+POSE_COLUMNS = 6
+DEPTH_COLUMNS = 2
+FRAME_COLUMNS = POSE_COLUMNS + DEPTH_COLUMNS
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which intrinsic unknowns get derivatives; each needs one column for frame i and one for frame j."""
+
+    focal: bool
+    radial: bool
+
+    @property
+    def num_intrinsic(self) -> int:
+        """Intrinsic unknowns per frame."""
+        return int(self.focal) + int(self.radial)
+
+    @property
+    def total(self) -> int:
+        """Columns of a Jacobian row: zeta, scale, shift, then (i, j) for each intrinsic unknown."""
+        return FRAME_COLUMNS + 2 * self.num_intrinsic
+
+
+@dataclass(frozen=True)
+class EdgeCameras:
+    """The cameras as the kernels need them, one row per edge, in the precision of the samples."""
+
+    projection: Float[Tensor, "E 3 4"]
+    """K_j [R | t]."""
+    line: Float[Tensor, "E 3 3"]
+    """Maps a ray of frame i to its epipolar line in frame j: start x step."""
+    focal_i: Float[Tensor, "E 2 1"]
+    center_i: Float[Tensor, "E 2 1"]
+    focal_j: Float[Tensor, "E 2 1"]
+    """At the reference size."""
+    center_j: Float[Tensor, "E 2 1"]
+    scale_j: Float[Tensor, "E 1 1"]
+    depth_scale: Float[Tensor, "E 1"]
+    depth_shift: Float[Tensor, "E 1"]
+    is_disparity: Bool[Tensor, "E 1"]
+    distortion_i: Float[Tensor, "E 1 4"]
+    distortion_j: Float[Tensor, "E 1 4"]
+    is_distorted: bool
+
+    def rows(self, chunk: slice) -> "EdgeCameras":
+        """The edges of one block."""
+        tensors = {f.name: getattr(self, f.name)[chunk] for f in fields(self) if f.name != "is_distorted"}
+        return replace(self, **tensors)
+
+
+def edge_cameras(cameras: Cameras, samples: Samples) -> EdgeCameras:
+    """Gather the cameras of both ends of every edge."""
+    intrinsics, dtype = cameras.intrinsics, samples.data.dtype
+    i, j = samples.edges.unbind(-1)
+    scale = image_scale(cameras)[j]
+    focal_j = intrinsics.focal[j] * scale[:, None]
+    to_pixels = torch.cat([focal_j, torch.ones_like(focal_j[:, :1])], -1)
+    projection = to_pixels[..., None] * relative_poses(cameras, samples)
+    line = torch.linalg.cross(projection[..., :3], projection[..., 3:].expand(-1, -1, 3), dim=1)
+    return EdgeCameras(
+        projection.to(dtype),
+        line.to(dtype),
+        intrinsics.focal[i, :, None].to(dtype),
+        intrinsics.center[i, :, None].to(dtype),
+        focal_j[..., None].to(dtype),
+        intrinsics.center[j, :, None].to(dtype),
+        scale[:, None, None].to(dtype),
+        cameras.depth_scale[i, None].to(dtype),
+        cameras.depth_shift[i, None].to(dtype),
+        cameras.is_disparity[i, None],
+        intrinsics.distortion[i, None].to(dtype),
+        intrinsics.distortion[j, None].to(dtype),
+        bool(intrinsics.distortion.any()),
+    )
+
+
+def blocks(samples: Samples) -> list[slice]:
+    """Cut the edges into blocks; always the same for the same samples, so that sums are reproducible."""
+    step = max(1, BLOCK_SAMPLES // max(1, samples.samples_per_edge))
+    return [slice(low, min(low + step, samples.num_edges)) for low in range(0, samples.num_edges, step)]
+
+
+@dataclass(frozen=True)
+class IntrinsicStep:
+    """What one intrinsic unknown moves: as that of frame i the ray, as that of frame j the image and the target."""
+
+    start: Float[Tensor, "e 3 K"]
+    """d start / d unknown of i."""
+    target: Float[Tensor, "e 2 K"] | None
+    """d target / d unknown of j; None where it does not depend on it."""
+    scales_image: bool
+    """Whether the unknown of j scales the image (log focal)."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of samples as planes."""
+
+    cameras: EdgeCameras
+    rays: Float[Tensor, "e 3 K"]
+    """u = (x/z, y/z, 1) of the pixel in frame i."""
+    target: Float[Tensor, "e 2 K"]
+    """q, undistorted and centred."""
+    raw: Float[Tensor, "e K"]
+    """Depth or disparity before correction."""
+    weight: Float[Tensor, "e K"]
+    intrinsic_steps: list[IntrinsicStep]
+
+    @property
+    def step(self) -> Float[Tensor, "e 3 1"]:
+        """K_j t."""
+        return self.cameras.projection[..., 3:]
+
+
+def load_block(cameras: EdgeCameras, samples: Samples, chunk: slice, columns: Columns) -> Block:
+    """Read a block and apply the lenses. ``columns`` says which derivatives of the lenses are wanted."""
+    edge = cameras.rows(chunk)
+    planes = samples.data[chunk].mT.contiguous()
+    rays = torch.empty_like(planes[:, :3])
+    torch.sub(planes[:, 0:2], edge.center_i, out=rays[:, :2]).mul_(1 / edge.focal_i)
+    rays[:, 2] = 1
+    target = (planes[:, 2:4] - edge.center_j).mul_(edge.scale_j)
+    weight = samples.weight[chunk].to(planes)
+    if columns.radial or cameras.is_distorted:
+        return _load_distorted(edge, rays, target, planes[:, 4], weight, columns)
+    steps: list[IntrinsicStep] = []
+    if columns.focal:  # u = p / f: d start = -K_j R (u_x, u_y, 0)
+        steps.append(IntrinsicStep(torch.bmm(-edge.projection[..., :2], rays[:, :2]), None, True))
+    return Block(edge, rays, target, planes[:, 4], weight, steps)
+
+
+def _load_distorted(
+    edge: EdgeCameras, rays: Tensor, target: Tensor, raw: Tensor, weight: Tensor, columns: Columns
+) -> Block:
+    """The same through lenses with distortion: d = lens(u) is inverted, its derivatives follow implicitly."""
+    ray_i, focal_step_i, radial_step_i = _through_lens(rays[:, :2], edge.distortion_i)
+    ray_j, focal_step_j, radial_step_j = _through_lens(target / edge.focal_j, edge.distortion_j)
+    rays[:, :2] = ray_i
+    to_start = edge.projection[..., :2]
+    steps: list[IntrinsicStep] = []
+    if columns.focal:
+        target_step = edge.focal_j * (ray_j + focal_step_j)
+        steps.append(IntrinsicStep(torch.bmm(to_start, focal_step_i), target_step, True))
+    if columns.radial:
+        steps.append(IntrinsicStep(torch.bmm(to_start, radial_step_i), edge.focal_j * radial_step_j, False))
+    return Block(edge, rays, edge.focal_j * ray_j, raw, weight, steps)
+
+
+def _through_lens(distorted: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Undistorted rays (e, 2, K) and their derivatives by log focal and by k1."""
+    distorted = distorted.mT
+    rays = undistort(distorted, coefficients)
+    jacobian = distort_jacobian(rays, coefficients)
+    focal_step = -solve_2x2(jacobian, distorted)
+    radial_step = -solve_2x2(jacobian, rays * rays.square().sum(-1, keepdim=True))
+    return rays.mT, focal_step.mT, radial_step.mT
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Prediction
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Where the corrected depth puts each sample in image j."""
+
+    pixel: Float[Tensor, "e 2 K"]
+    inverse_z: Float[Tensor, "e K"]
+    rho: Float[Tensor, "e K"]
+    rho_by_scale: Float[Tensor, "e K"]
+    """d rho / d log alpha."""
+    rho_by_shift: Float[Tensor, "e K"]
+    """d rho / d beta."""
+    behind: Bool[Tensor, "e K"]
+    """Where the corrected depth is not positive or the point is behind camera j."""
+
+
+def inverse_depth(block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rho, its derivatives by log alpha and by beta, and where it is not valid."""
+    edge = block.cameras
+    if edge.is_disparity.all():
+        return _from_disparity(block.raw, edge.depth_scale, edge.depth_shift)
+    if not edge.is_disparity.any():
+        return _from_depth(block.raw, edge.depth_scale, edge.depth_shift)
+    pair = zip(
+        _from_disparity(block.raw, edge.depth_scale, edge.depth_shift),
+        _from_depth(block.raw, edge.depth_scale, edge.depth_shift),
+        strict=True,
+    )
+    rho, by_scale, by_shift, invalid = (torch.where(edge.is_disparity, a, b) for a, b in pair)
+    return rho, by_scale, by_shift, invalid
+
+
+def _from_depth(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rho = 1 / (alpha D + beta), through 1 / D so that D = inf (sky) is exact."""
+    inverse_raw = raw.reciprocal()
+    denominator = torch.addcmul(scale, shift, inverse_raw)
+    invalid = denominator <= 0
+    inverse = denominator.reciprocal_().masked_fill_(invalid, 0)
+    rho = inverse_raw.mul_(inverse)
+    by_scale = (rho * inverse).mul_(-scale)
+    return rho, by_scale, -(rho * rho), invalid
+
+
+def _from_disparity(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rho = alpha d + beta, clamped to 0: sky."""
+    scaled = scale * raw
+    rho = scaled + shift
+    positive = (rho > 0).to(raw)
+    return rho.clamp_min_(0), scaled * positive, positive, torch.zeros_like(rho, dtype=torch.bool)
+
+
+def predict(block: Block, start: Float[Tensor, "e 3 K"]) -> Prediction:
+    """Project every sample with its corrected depth."""
+    rho, by_scale, by_shift, invalid = inverse_depth(block)
+    point = torch.addcmul(start, block.step, rho[:, None])
+    behind = (point[:, 2] <= 0).logical_or_(invalid)
+    # Finite numbers also where there is nothing to see: such samples get no weight, and 0 * inf would be NaN.
+    inverse_z = point[:, 2].reciprocal().masked_fill_(behind, 0)
+    return Prediction(point[:, :2] * inverse_z[:, None], inverse_z, rho, by_scale, by_shift, behind)
+
+
+def start_points(block: Block) -> Float[Tensor, "e 3 K"]:
+    """K_j R u."""
+    return torch.bmm(block.cameras.projection[..., :3], block.rays)
+
+
+@dataclass(frozen=True)
+class Isotropic:
+    """Residual vectors of a block."""
+
+    prediction: Prediction
+    error: Float[Tensor, "e 2 K"]
+    squared: Float[Tensor, "e K"]
+    """Infinite behind the camera."""
+
+
+def isotropic(block: Block) -> Isotropic:
+    """eqn:residual_2d for a block."""
+    prediction = predict(block, start_points(block))
+    error = prediction.pixel - block.target
+    return Isotropic(prediction, error, dot(error, error).masked_fill_(prediction.behind, torch.inf))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """a . b over the two components of (e, 2, K) planes."""
+    return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
+
+
+def _wedge(n: Tensor, a: Tensor) -> Tensor:
+    """tangent . a, the tangent being n turned by a right angle: (-n_y, n_x)."""
+    return torch.addcmul(n[:, 0] * a[:, 1], n[:, 1], a[:, 0], value=-1)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The two parts of the residual of a block; see residuals.SplitResiduals for their meaning."""
+
+    prediction: Prediction
+    across: Float[Tensor, "e K"]
+    """Infinite where nothing of the line is in front."""
+    along: Float[Tensor, "e K"]
+    """Of no meaning where the prediction is behind."""
+    spread_squared: Float[Tensor, "e K"]
+    slope: Float[Tensor, "e K"]
+    normal: Float[Tensor, "e 2 K"]
+    """Of the epipolar line."""
+    direction: Float[Tensor, "e 2 K"]
+    """In which across is measured: the normal, or towards an end of the half-line."""
+    point: Float[Tensor, "e 2 K"]
+    """Where across is measured."""
+    place_start: Float[Tensor, "e K"]
+    """That point is place_start * start + place_step * step, with z = 1."""
+    place_step: Float[Tensor, "e K"]
+
+
+def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> Split:
+    """Split the residuals of a block at their epipolar lines."""
+    start, step, target = start_points(block), block.step, block.target
+    prediction = predict(block, start)
+    line = torch.bmm(block.cameras.line, block.rays)
+    inverse_norm = dot(line, line).clamp_min_(1e-37).rsqrt_()
+    normal = line[:, :2] * inverse_norm[:, None]
+    distance = dot(normal, target).addcmul_(line[:, 2], inverse_norm).neg_()
+
+    # Along the tangent all points of the line are numbers: predicted, matched, and the most likely between the two.
+    predicted, matched, along_step = _wedge(normal, prediction.pixel), _wedge(normal, target), _wedge(normal, step)
+    along = predicted - matched
+    slope = (along_step - predicted * step[:, 2]).mul_(prediction.rho).mul_(prediction.inverse_z)
+    spread_squared = (slope * depth_error).square_().add_(match_px**2)
+    keep = (along * match_px**2).div_(spread_squared).masked_fill_(prediction.behind, 0)  # (1 - kappa) e_along
+    likely = matched + keep
+    to_start = torch.addcmul(_wedge(normal, start), likely, start[:, 2], value=-1)
+    to_step = torch.addcmul(along_step, likely, step[:, 2], value=-1)
+    inverse = (start[:, 2] * to_step).addcmul_(step[:, 2], to_start, value=-1).reciprocal_()
+    place_start, place_step = to_step * inverse, (to_start * inverse).neg_()
+
+    point = torch.addcmul(target, normal, distance[:, None])
+    point[:, 0].addcmul_(keep, normal[:, 1], value=-1)
+    point[:, 1].addcmul_(keep, normal[:, 0])
+    parts = Split(
+        prediction, distance, along, spread_squared, slope.abs_(), normal, normal, point, place_start, place_step
+    )
+    inside = (place_start > 0).logical_and_(place_step >= 0)
+    inside.logical_and_(place_start.isfinite()).logical_and_(place_step.isfinite())
+    outside = inside.logical_not_().flatten().nonzero().squeeze(-1)
+    return _clamp_to_half_line(parts, start, step, to_start, to_step, outside) if len(outside) else parts
+
+
+def _clamp_to_half_line(
+    parts: Split, start: Tensor, step: Tensor, to_start: Tensor, to_step: Tensor, outside: Int[Tensor, " M"]
+) -> Split:
+    """Where the likely point is not in front of the camera, measure from the nearest end of the half-line instead."""
+
+    def take(plane: Tensor) -> Tensor:
+        return plane.reshape(-1).index_select(0, outside)
+
+    def put(plane: Tensor, values: Tensor) -> Tensor:
+        return plane.flatten().index_copy_(0, outside, values).view(plane.shape)
+
+    start_z, step_z = take(start[:, 2]), take(step[:, 2].expand_as(parts.across))
+    infinite = torch.full_like(start_z, torch.inf)
+    far = torch.where(start_z > 0, take(to_start) / start_z, infinite)
+    near = torch.where(step_z > 0, take(to_step) / step_z, infinite)
+    is_far = far.abs() <= near.abs()
+    offset = torch.where(is_far, far, near)
+    lost = offset.isinf()
+    distance, n_x, n_y = take(parts.across), take(parts.normal[:, 0]), take(parts.normal[:, 1])
+    length = (distance.square() + offset.square() + 1e-24).sqrt()
+    unit_across, unit_along = distance / length, (offset / length).masked_fill(lost, 0)
+    shift = offset.masked_fill(lost, 0)
+    direction = (unit_across * n_x - unit_along * n_y, unit_across * n_y + unit_along * n_x)
+    point = (take(parts.point[:, 0]) - shift * n_y, take(parts.point[:, 1]) + shift * n_x)
+    return replace(
+        parts,
+        across=put(parts.across, length),
+        direction=torch.stack([put(parts.normal[:, c].contiguous(), direction[c]) for c in (0, 1)], 1),
+        point=torch.stack([put(parts.point[:, c].contiguous(), point[c]) for c in (0, 1)], 1),
+        place_start=put(parts.place_start, (1 / start_z).masked_fill(~is_far | lost, 0)),
+        place_step=put(parts.place_step, (1 / step_z).masked_fill(is_far | lost, 0)),
+    )
