@@ -1,0 +1,15 @@
+"""A problem small enough for every test, and repeatable examples for the laws."""
+
+import pytest
+from hypothesis import settings
+
+from mbasfm.synthetic import Problem, Settings, make_problem
+
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, max_examples=25)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session")
+def noisy_problem() -> Problem:
+    """Six frames with the usual errors of depth and matches."""
+    return make_problem(6, 0, Settings(samples_per_edge=40))
