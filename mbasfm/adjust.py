@@ -1,0 +1,172 @@
+"""Marginalized bundle adjustment: one call for both stages, both solvers and re-localization."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mbasfm.config import COARSE, Stage
+from mbasfm.covariance import pose_covariance
+from mbasfm.diagnose import Diagnosis, diagnose, find_stuck
+from mbasfm.errors import ConfigError, DegenerateError
+from mbasfm.forms import Form, IsotropicForm, SplitForm
+from mbasfm.normal import Pairing, number_unknowns
+from mbasfm.objective import Binning
+from mbasfm.solve_adam import solve_adam
+from mbasfm.solve_lm import Problem, Step, solve_lm
+from mbasfm.types import Cameras, Fixed, Samples
+from mbasfm.unknowns import find_gauge, fix_roots, make_priors
+from mbasfm.validate import check_inputs, check_stage
+
+RESTART_NEIGHBOURS = 3
+RESTART_STEPS = 30
+OnStep = Callable[[Stage, Step, Cameras], None]
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """Adjusted cameras and what is known about each of them."""
+
+    cameras: Cameras
+    registered: Bool[Tensor, " N"]
+    """False: no edge, or not a single residual that could move the frame; the cameras' row means nothing then."""
+    reason: tuple[str, ...]
+    """Why a frame is not registered; empty for the others."""
+    diagnosis: Diagnosis
+    pose_covariance: Float[Tensor, "N 6 6"]
+    """Of the twist (omega [rad], tau [world length]) with T <- exp(xi) T, relative to the component's root."""
+    steps: tuple[tuple[str, Step], ...]
+    """History: name of the stage and what the step did."""
+
+
+def adjust(
+    cameras: Cameras,
+    samples: Samples,
+    stage: Stage | Sequence[Stage],
+    fixed: Fixed | None = None,
+    on_step: OnStep | None = None,
+) -> Adjustment:
+    """Register all frames into one world by the stage's objective (or by several stages, one after the other).
+
+    ``fixed`` says which unknowns of which frames must not move (none by default). Where a connected component has no
+    fixed pose its best connected frame is held; where nothing determines its size, depth is kept on average as the
+    depth model gave it. ``on_step`` is called after every step of the solver.
+    """
+    stages = [stage] if isinstance(stage, Stage) else list(stage)
+    if not stages:
+        raise ConfigError("no stage was given; use SPLIT_STAGES or PAPER_STAGES of mbasfm.config")
+    for item in stages:
+        check_stage(item)
+    fixed = fixed or Fixed.build(cameras.num_frames)
+    check_inputs(cameras, samples, fixed)
+    active, fixed = _drop_settled(samples, cameras, fixed)
+    history: list[tuple[str, Step]] = []
+
+    def record(stage: Stage, step: Step, state: Cameras) -> None:
+        history.append((stage.name, step))
+        if on_step is not None:
+            on_step(stage, step, state)
+
+    for item in stages:
+        cameras = _run(cameras, active, item, fixed, record)
+        for _ in range(item.restarts):
+            stuck = find_stuck(cameras, active, item, fixed)
+            if not stuck.any() or stuck.all():
+                break
+            cameras = _restart(cameras, active, fixed, stuck)
+            cameras = _run(cameras, active, item, fixed, record)
+    return _report(cameras, samples, active, stages[-1], fixed, tuple(history))
+
+
+def make_problem(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed) -> Problem:
+    """Everything that stays the same while a stage runs."""
+    gauge = find_gauge(samples, fixed)
+    unknowns = number_unknowns(fix_roots(fixed, gauge), cameras.intrinsics)
+    if unknowns.count == 0:
+        raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
+    binning = Binning(stage.tau_max, stage.num_bins, stage.log_scale)
+    form: Form
+    if stage.residual == "split":
+        form = SplitForm.build(samples, cameras.num_frames, binning, stage.loss)
+    else:
+        form = IsotropicForm(samples, cameras.num_frames, binning, stage.loss, stage.per_star)
+    return Problem(form, samples, unknowns, Pairing.build(samples.edges, cameras.num_frames), gauge, stage)
+
+
+def _run(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed, record: OnStep) -> Cameras:
+    problem = make_problem(cameras, samples, stage, fixed)
+    priors = make_priors(cameras, problem.unknowns, stage.priors, problem.gauge.typical_raw)
+    solver = solve_lm if stage.solver == "lm" else solve_adam
+    return solver(problem, cameras, priors, lambda step, state: record(stage, step, state))
+
+
+def _drop_settled(samples: Samples, cameras: Cameras, fixed: Fixed) -> tuple[Samples, Fixed]:
+    """Leave out edges that no unknown can change, and hold frames without edges: they must not blur histograms."""
+    i, j = samples.edges.unbind(-1)
+    unknowns = number_unknowns(fixed, cameras.intrinsics)
+    moves = unknowns.index >= 0
+    pose, intrinsic = moves[:, 0], moves[:, 8:].any(-1)
+    free = pose[i] | pose[j] | moves[i, 6] | moves[i, 7] | intrinsic[i] | intrinsic[j]
+    if not bool(free.any()):
+        raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
+    active = samples if bool(free.all()) else Samples(samples.edges[free], samples.data[free], samples.weight[free])
+    seen = torch.bincount(active.edges.flatten(), minlength=cameras.num_frames) > 0
+    source = torch.bincount(active.edges[:, 0], minlength=cameras.num_frames) > 0
+    held = replace(fixed, pose=fixed.pose | ~seen, scale=fixed.scale | ~source, shift=fixed.shift | ~source)
+    return active, held
+
+
+def _restart(cameras: Cameras, samples: Samples, fixed: Fixed, stuck: Bool[Tensor, " N"]) -> Cameras:
+    """Start stuck frames again from their best neighbours, one at a time, with all others held."""
+    for frame in torch.nonzero(stuck).flatten().tolist():
+        mine = (samples.edges == frame).any(-1)
+        near = Samples(samples.edges[mine], samples.data[mine], samples.weight[mine])
+        others = near.edges[near.edges != frame]
+        mass = torch.zeros(cameras.num_frames, dtype=torch.float64)
+        mass.index_add_(0, others, near.weight.sum(-1).double())
+        mass[stuck] = 0
+        hold = Fixed(*(value | (torch.arange(cameras.num_frames) != frame) for value in vars(fixed).values()))
+        candidates = []
+        for neighbour in mass.topk(min(RESTART_NEIGHBOURS, len(mass))).indices[:RESTART_NEIGHBOURS].tolist():
+            if mass[neighbour] > 0:
+                candidates.append(_start_at(cameras, near, hold, frame, neighbour))
+        if candidates:
+            cameras = max(candidates, key=lambda item: item[0])[1]
+            stuck = stuck & (torch.arange(len(stuck)) != frame)
+    return cameras
+
+
+def _start_at(cameras: Cameras, near: Samples, hold: Fixed, frame: int, neighbour: int) -> tuple[float, Cameras]:
+    """Give the frame its neighbour's pose and let the coarse stage find its own; returns the score too."""
+    pose = cameras.cam_from_world.clone()
+    pose[frame] = pose[neighbour]
+    scale, shift = cameras.depth_scale.clone(), cameras.depth_shift.clone()
+    scale[frame], shift[frame] = scale[neighbour], 0.0
+    moved = replace(cameras, cam_from_world=pose, depth_scale=scale, depth_shift=shift)
+    scores: list[float] = []
+    stage = replace(COARSE, max_steps=RESTART_STEPS)
+    moved = _run(moved, near, stage, hold, lambda stage, step, state: scores.append(step.score))
+    return (scores[-1] if scores and scores[-1] == scores[-1] else float("-inf")), moved
+
+
+def _report(
+    cameras: Cameras,
+    samples: Samples,
+    active: Samples,
+    stage: Stage,
+    fixed: Fixed,
+    history: tuple[tuple[str, Step], ...],
+) -> Adjustment:
+    problem = make_problem(cameras, active, stage, fixed)
+    priors = make_priors(cameras, problem.unknowns, stage.priors, problem.gauge.typical_raw)
+    diagnosis = diagnose(cameras, samples, stage)
+    stuck = find_stuck(cameras, samples, stage, fixed)
+    seen = torch.bincount(samples.edges.flatten(), minlength=cameras.num_frames) > 0
+    reason = tuple(
+        "no edge to any other frame" if not has_edge else diagnosis.explain(frame) if is_stuck else ""
+        for frame, (has_edge, is_stuck) in enumerate(zip(seen.tolist(), stuck.tolist(), strict=True))
+    )
+    covariance = pose_covariance(problem, cameras, priors)
+    return Adjustment(cameras, seen & ~stuck, reason, diagnosis, covariance, history)

@@ -1,0 +1,168 @@
+"""What a step does to cameras: retraction, priors and gauge."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from mbasfm.config import Priors
+from mbasfm.geometry import camera_centers, compose, exp_se3, orthonormalize
+from mbasfm.kernels import POSE_COLUMNS
+from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Unknowns
+from mbasfm.types import Cameras, Fixed, Samples
+
+Slots = Float[Tensor, "N D"]
+
+
+def retract(cameras: Cameras, unknowns: Unknowns, step: Float[Tensor, " U"]) -> Cameras:
+    """T <- exp(xi) T, alpha and focal by factors, beta and k1 by sums. What is fixed stays bit for bit."""
+    free = unknowns.index >= 0
+    slots = torch.where(free, step[unknowns.index.clamp_min(0)], 0.0)
+    moved = compose(exp_se3(slots[:, :POSE_COLUMNS]), cameras.cam_from_world)
+    moved = torch.cat([orthonormalize(moved[..., :3]), moved[..., 3:]], -1)
+    pose = torch.where(free[:, :1, None], moved, cameras.cam_from_world)
+    scale = torch.where(free[:, SLOT_SCALE], cameras.depth_scale * slots[:, SLOT_SCALE].exp(), cameras.depth_scale)
+    shift = torch.where(free[:, SLOT_SHIFT], cameras.depth_shift + slots[:, SLOT_SHIFT], cameras.depth_shift)
+    intrinsics = cameras.intrinsics
+    slot = SLOT_INTRINSIC
+    if unknowns.columns.focal:
+        focal = intrinsics.focal * slots[:, slot, None].exp()
+        intrinsics = replace(intrinsics, focal=torch.where(free[:, slot, None], focal, intrinsics.focal))
+        slot += 1
+    if unknowns.columns.radial:
+        distortion = intrinsics.distortion.clone()
+        distortion[:, 0] += slots[:, slot]
+        intrinsics = replace(intrinsics, distortion=distortion)
+    return replace(cameras, cam_from_world=pose, intrinsics=intrinsics, depth_scale=scale, depth_shift=shift)
+
+
+@dataclass(frozen=True)
+class PriorTerm:
+    """Gaussian priors around the start, in the slots of the unknowns; poses have none."""
+
+    center: Slots
+    precision: Slots
+
+    def evaluate(self, cameras: Cameras, unknowns: Unknowns) -> tuple[float, Tensor, Tensor]:
+        """Loss, gradient and diagonal of the Hessian in the free unknowns."""
+        offset = slot_values(cameras, unknowns) - self.center
+        free = unknowns.index >= 0
+        index, zeros = unknowns.index[free], torch.zeros(unknowns.count, dtype=torch.float64)
+        # A shared unknown has one prior, not one per frame that shares it.
+        sharing = zeros.index_add(0, index, torch.ones_like(index, dtype=torch.float64))
+        precision = self.precision[free] / sharing[index]
+        gradient = zeros.index_add(0, index, precision * offset[free])
+        loss = 0.5 * (precision * offset[free].square()).sum()
+        return float(loss), gradient, zeros.index_add(0, index, precision)
+
+
+def slot_values(cameras: Cameras, unknowns: Unknowns) -> Slots:
+    """Values of the unknowns that can have a prior; zero for poses."""
+    values = [torch.zeros(cameras.num_frames, POSE_COLUMNS, dtype=torch.float64)]
+    values += [cameras.depth_scale.log()[:, None], cameras.depth_shift[:, None]]
+    if unknowns.columns.focal:
+        values.append(cameras.intrinsics.focal[:, :1].log())
+    if unknowns.columns.radial:
+        values.append(cameras.intrinsics.distortion[:, :1])
+    return torch.cat(values, -1)
+
+
+def make_priors(cameras: Cameras, unknowns: Unknowns, priors: Priors, typical_raw: Float[Tensor, " N"]) -> PriorTerm:
+    """Priors around the present cameras."""
+    sigma = torch.full(unknowns.index.shape, torch.inf, dtype=torch.float64)
+    typical = (cameras.depth_scale * typical_raw + cameras.depth_shift).abs().clamp_min(1e-12)
+    sigma[:, SLOT_SCALE] = priors.log_scale
+    sigma[:, SLOT_SHIFT] = priors.shift * typical
+    intrinsic = [priors.log_focal] * unknowns.columns.focal + [priors.radial] * unknowns.columns.radial
+    for number, value in enumerate(intrinsic):
+        sigma[:, SLOT_INTRINSIC + number] = value
+    return PriorTerm(slot_values(cameras, unknowns), sigma.square().reciprocal())
+
+
+def typical_raw_values(samples: Samples, num_frames: int) -> Float[Tensor, " N"]:
+    """Median raw depth (or disparity) of each frame over the medians of its edges; 1 for frames without any."""
+    per_edge = samples.data[..., 4].nan_to_num(posinf=torch.nan).nanmedian(dim=-1).values.double()
+    order = per_edge.argsort()
+    source, values = samples.edges[order, 0].numpy(), per_edge[order].numpy()
+    by_frame = np.argsort(source, kind="stable")
+    starts = np.searchsorted(source[by_frame], np.arange(num_frames + 1))
+    middle = (starts[:-1] + starts[1:]) // 2
+    known = starts[1:] > starts[:-1]
+    typical = np.ones(num_frames)
+    typical[known] = values[by_frame[middle[known]]]
+    return torch.from_numpy(np.where(np.isfinite(typical) & (typical != 0), typical, 1.0))
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """What the data cannot tell, per connected component: where its root is and how large it is."""
+
+    component: Int[Tensor, " N"]
+    root: Int[Tensor, " G"]
+    """Frame that does not move: a fixed one, or the one with the most edges."""
+    scale_is_free: Bool[Tensor, " G"]
+    typical_raw: Float[Tensor, " N"]
+
+    def normalize(self, cameras: Cameras, priors: PriorTerm) -> tuple[Cameras, PriorTerm]:
+        """Scale each free component about its root so that depth is on average what the model said; residuals stay."""
+        raw, disparity = self.typical_raw, cameras.is_disparity
+        corrected = cameras.depth_scale * raw + cameras.depth_shift
+        ratio = torch.where(disparity, raw / corrected, corrected / raw)  # corrected depth over raw depth
+        factor = torch.ones(len(self.root), dtype=torch.float64)
+        for number in torch.nonzero(self.scale_is_free).flatten():
+            inside = ratio[(self.component == number) & (ratio > 0) & ratio.isfinite()]
+            if len(inside):
+                factor[number] = 1 / inside.median()
+        return self.rescale(cameras, priors, factor)
+
+    def rescale(self, cameras: Cameras, priors: PriorTerm, factor: Float[Tensor, " G"]) -> tuple[Cameras, PriorTerm]:
+        """Enlarge each component about its root. Depth priors move along, so that nothing pulls back."""
+        s = factor[self.component]
+        centers = camera_centers(cameras.cam_from_world)
+        pivot = centers[self.root][self.component]
+        center = pivot + s[:, None] * (centers - pivot)
+        translation = -(cameras.cam_from_world[..., :3] @ center[..., None])
+        moved = torch.cat([cameras.cam_from_world[..., :3], translation], -1)
+        still = (s == 1) | (torch.arange(len(s)) == self.root[self.component])
+        pose = torch.where(still[:, None, None], cameras.cam_from_world, moved)
+        depth_factor = torch.where(cameras.is_disparity, 1 / s, s)
+        scaled = replace(
+            cameras,
+            cam_from_world=pose,
+            depth_scale=cameras.depth_scale * depth_factor,
+            depth_shift=cameras.depth_shift * depth_factor,
+        )
+        prior_center, precision = priors.center.clone(), priors.precision.clone()
+        prior_center[:, SLOT_SCALE] += depth_factor.log()
+        prior_center[:, SLOT_SHIFT] *= depth_factor
+        precision[:, SLOT_SHIFT] /= depth_factor.square()
+        return scaled, PriorTerm(prior_center, precision)
+
+
+def find_gauge(samples: Samples, fixed: Fixed) -> Gauge:
+    """Connected components with their roots. A fixed depth or two fixed poses determine the scale."""
+    num_frames = len(fixed.pose)
+    i, j = samples.edges.numpy().T
+    links = coo_matrix((np.ones(len(i)), (i, j)), shape=(num_frames, num_frames))
+    num_components, labels = connected_components(links, directed=False)
+    component = torch.from_numpy(labels).long()
+    degree = torch.bincount(samples.edges.flatten(), minlength=num_frames)
+    preference = degree + fixed.pose * (int(degree.max()) + 1)
+    order = preference.argsort(descending=True, stable=True)
+    root = torch.empty(num_components, dtype=torch.long)
+    root[component[order].flip(0)] = order.flip(0)  # the last write, by the most preferred frame, stays
+    ones = torch.zeros(num_components, dtype=torch.long)
+    num_fixed = ones.index_add(0, component, fixed.pose.long())
+    fixed_depths = ones.index_add(0, component, (fixed.scale & (degree > 0)).long())
+    return Gauge(component, root, (num_fixed <= 1) & (fixed_depths == 0), typical_raw_values(samples, num_frames))
+
+
+def fix_roots(fixed: Fixed, gauge: Gauge) -> Fixed:
+    """Hold the root of each component where it is."""
+    pose = fixed.pose.clone()
+    pose[gauge.root] = True
+    return replace(fixed, pose=pose)
