@@ -1,0 +1,46 @@
+"""Camera poses from monocular depth and correspondences by marginalized bundle adjustment."""
+
+import logging
+from importlib.metadata import PackageNotFoundError, version
+
+from mbasfm.adjust import Adjustment, adjust
+from mbasfm.config import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES, Priors, Stage, annealed
+from mbasfm.diagnose import Diagnosis
+from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
+from mbasfm.metrics import pose_auc, pose_errors_deg
+from mbasfm.solve_lm import Step
+from mbasfm.types import Cameras, Fixed, Frames, Intrinsics, PoseGraph, Samples
+
+try:
+    __version__ = version("mbasfm")
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "Adjustment",
+    "COARSE",
+    "Cameras",
+    "ConfigError",
+    "DegenerateError",
+    "Diagnosis",
+    "FINE",
+    "Fixed",
+    "Frames",
+    "InputError",
+    "Intrinsics",
+    "MBAError",
+    "PAPER_STAGES",
+    "PoseGraph",
+    "Priors",
+    "SPLIT",
+    "SPLIT_STAGES",
+    "Samples",
+    "Stage",
+    "Step",
+    "adjust",
+    "annealed",
+    "pose_auc",
+    "pose_errors_deg",
+]
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())

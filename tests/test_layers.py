@@ -1,0 +1,112 @@
+"""Imports point downwards, and mathematics touches no files, no settings of the process and no log."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import mbasfm
+
+PACKAGE = "mbasfm"
+FOLDER = Path(mbasfm.__file__).parent
+MATHEMATICS = (
+    "errors",
+    "types",
+    "config",
+    "geometry",
+    "objective",
+    "residuals",
+    "kernels",
+    "rows",
+    "forms",
+    "normal",
+    "unknowns",
+    "solve_lm",
+    "solve_adam",
+    "covariance",
+    "diagnose",
+    "validate",
+    "adjust",
+    "metrics",
+)
+LAYERS = (*MATHEMATICS, "scenery", "staging", "synthetic", "plots", "__init__", "cli", "__main__")
+"""A module may import those before it. ``from mbasfm import name`` imports ``__init__``, unless it names a module."""
+OUTSIDE_WORLD = {
+    "PIL",
+    "argparse",
+    "cv2",
+    "io",
+    "json",
+    "logging",
+    "matplotlib",
+    "os",
+    "pathlib",
+    "rich",
+    "sys",
+    "tyro",
+}
+
+
+def imported_names(source: str) -> set[str]:
+    """Full names of all that is imported, anywhere in the source."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = PACKAGE if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imported_layers(source: str) -> set[str]:
+    """Modules of the package that the source imports."""
+    found = set()
+    for name in imported_names(source):
+        first, *rest = name.split(".")
+        if first == PACKAGE:
+            found.add(rest[0] if rest and rest[0] in LAYERS else "__init__")
+    return found
+
+
+def source_of(module: str) -> str:
+    return (FOLDER / f"{module}.py").read_text()
+
+
+def test_every_module_has_its_place():
+    assert sorted(LAYERS) == sorted(path.stem for path in FOLDER.rglob("*.py"))
+
+
+@pytest.mark.parametrize("module", LAYERS)
+def test_imports_point_downwards(module):
+    below = set(LAYERS[: LAYERS.index(module)])
+    assert imported_layers(source_of(module)) <= below
+
+
+@pytest.mark.parametrize("module", LAYERS)
+def test_only_one_module_may_talk_to_other_processes(module):
+    names = imported_names(source_of(module))
+    assert module == "distributed" or not any(f"{name}.".startswith("torch.distributed.") for name in names)
+
+
+@pytest.mark.parametrize("module", MATHEMATICS)
+def test_mathematics_stays_away_from_the_outside_world(module):
+    assert not {name.split(".")[0] for name in imported_names(source_of(module))} & OUTSIDE_WORLD
+
+
+@pytest.mark.parametrize(
+    "source, layers",
+    [
+        ("import torch.distributed as dist", set()),
+        ("from mbasfm.geometry import invert, compose", {"geometry"}),
+        ("import mbasfm.adjust", {"adjust"}),
+        ("from mbasfm import synthetic, __version__", {"synthetic", "__init__"}),
+        ("from .types import Cameras\nfrom . import cli", {"types", "cli"}),
+        ("def draw():\n    if True:\n        from mbasfm.plots import save", {"plots"}),
+        ("import mbasfm", {"__init__"}),
+        ("import mbasfmother", set()),
+    ],
+)
+def test_all_ways_to_import_are_seen(source, layers):
+    assert imported_layers(source) == layers
