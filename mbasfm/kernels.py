@@ -15,7 +15,7 @@ from mbasfm.geometry import distort_jacobian, solve_2x2, undistort
 from mbasfm.residuals import image_scale, relative_poses
 from mbasfm.types import Cameras, Samples
 
-BLOCK_SAMPLES = 1 << 18
+BLOCK_SAMPLES = 1 << 17
 """Samples per block: large enough to keep threads busy, small enough for the cache."""
 POSE_COLUMNS = 6
 DEPTH_COLUMNS = 2
@@ -116,8 +116,8 @@ class Block:
     """A block of samples as planes."""
 
     cameras: EdgeCameras
-    rays: Float[Tensor, "e 3 K"]
-    """u = (x/z, y/z, 1) of the pixel in frame i."""
+    rays: Float[Tensor, "e 4 K"]
+    """u = (x/z, y/z, 1) of the pixel in frame i, and room for its rho, which predict() writes."""
     target: Float[Tensor, "e 2 K"]
     """q, undistorted and centred."""
     raw: Float[Tensor, "e K"]
@@ -135,7 +135,7 @@ def load_block(cameras: EdgeCameras, samples: Samples, chunk: slice, columns: Co
     """Read a block and apply the lenses. ``columns`` says which derivatives of the lenses are wanted."""
     edge = cameras.rows(chunk)
     planes = samples.data[chunk].mT.contiguous()
-    rays = torch.empty_like(planes[:, :3])
+    rays = torch.empty_like(planes[:, :4])
     torch.sub(planes[:, 0:2], edge.center_i, out=rays[:, :2]).mul_(1 / edge.focal_i)
     rays[:, 2] = 1
     target = (planes[:, 2:4] - edge.center_j).mul_(edge.scale_j)
@@ -229,10 +229,11 @@ def _from_disparity(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, 
     return rho.clamp_min_(0), scaled * positive, positive, torch.zeros_like(rho, dtype=torch.bool)
 
 
-def predict(block: Block, start: Float[Tensor, "e 3 K"]) -> Prediction:
+def predict(block: Block) -> Prediction:
     """Project every sample with its corrected depth."""
     rho, by_scale, by_shift, invalid = inverse_depth(block)
-    point = torch.addcmul(start, block.step, rho[:, None])
+    block.rays[:, 3] = rho
+    point = torch.bmm(block.cameras.projection, block.rays)
     behind = (point[:, 2] <= 0).logical_or_(invalid)
     # Finite numbers also where there is nothing to see: such samples get no weight, and 0 * inf would be NaN.
     inverse_z = point[:, 2].reciprocal().masked_fill_(behind, 0)
@@ -241,7 +242,7 @@ def predict(block: Block, start: Float[Tensor, "e 3 K"]) -> Prediction:
 
 def start_points(block: Block) -> Float[Tensor, "e 3 K"]:
     """K_j R u."""
-    return torch.bmm(block.cameras.projection[..., :3], block.rays)
+    return torch.bmm(block.cameras.projection[..., :3], block.rays[:, :3])
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ class Isotropic:
 
 def isotropic(block: Block) -> Isotropic:
     """eqn:residual_2d for a block."""
-    prediction = predict(block, start_points(block))
+    prediction = predict(block)
     error = prediction.pixel - block.target
     return Isotropic(prediction, error, dot(error, error).masked_fill_(prediction.behind, torch.inf))
 
@@ -296,8 +297,8 @@ class Split:
 def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> Split:
     """Split the residuals of a block at their epipolar lines."""
     start, step, target = start_points(block), block.step, block.target
-    prediction = predict(block, start)
-    line = torch.bmm(block.cameras.line, block.rays)
+    prediction = predict(block)
+    line = torch.bmm(block.cameras.line, block.rays[:, :3])
     inverse_norm = dot(line, line).clamp_min_(1e-37).rsqrt_()
     normal = line[:, :2] * inverse_norm[:, None]
     distance = dot(normal, target).addcmul_(line[:, 2], inverse_norm).neg_()
@@ -320,8 +321,7 @@ def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> S
     parts = Split(
         prediction, distance, along, spread_squared, slope.abs_(), normal, normal, point, place_start, place_step
     )
-    inside = (place_start > 0).logical_and_(place_step >= 0)
-    inside.logical_and_(place_start.isfinite()).logical_and_(place_step.isfinite())
+    inside = (place_start > 0).logical_and_(place_step >= 0).logical_and_(place_start + place_step < torch.inf)
     outside = inside.logical_not_().flatten().nonzero().squeeze(-1)
     return _clamp_to_half_line(parts, start, step, to_start, to_step, outside) if len(outside) else parts
 
@@ -331,11 +331,18 @@ def _clamp_to_half_line(
 ) -> Split:
     """Where the likely point is not in front of the camera, measure from the nearest end of the half-line instead."""
 
+    num_samples = parts.across.shape[1]
+    first = outside + outside // num_samples * num_samples  # position of the first of two planes
+
     def take(plane: Tensor) -> Tensor:
         return plane.reshape(-1).index_select(0, outside)
 
-    def put(plane: Tensor, values: Tensor) -> Tensor:
-        return plane.flatten().index_copy_(0, outside, values).view(plane.shape)
+    def put(planes: Tensor, *values: Tensor) -> Tensor:
+        """Into one plane, or into two that lie together; ``planes`` is ours to change."""
+        where = [outside] if len(values) == 1 else [first, first + num_samples]
+        for positions, value in zip(where, values, strict=True):
+            planes.view(-1).index_copy_(0, positions, value)
+        return planes
 
     start_z, step_z = take(start[:, 2]), take(step[:, 2].expand_as(parts.across))
     infinite = torch.full_like(start_z, torch.inf)
@@ -353,8 +360,8 @@ def _clamp_to_half_line(
     return replace(
         parts,
         across=put(parts.across, length),
-        direction=torch.stack([put(parts.normal[:, c].contiguous(), direction[c]) for c in (0, 1)], 1),
-        point=torch.stack([put(parts.point[:, c].contiguous(), point[c]) for c in (0, 1)], 1),
+        direction=put(parts.normal.clone(), *direction),
+        point=put(parts.point, *point),
         place_start=put(parts.place_start, (1 / start_z).masked_fill(~is_far | lost, 0)),
         place_step=put(parts.place_step, (1 / step_z).masked_fill(is_far | lost, 0)),
     )

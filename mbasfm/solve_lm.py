@@ -31,7 +31,7 @@ class Step:
     loss: float
     """Under the distribution at the start of the step, per sample."""
     score: float
-    """S^m per sample after the step [px]; not comparable between stages with different tau_max."""
+    """S^m per sample after the step [px]; not comparable between stages with different tau_max. NaN before any."""
     damping: float
     accepted: bool
 
@@ -62,17 +62,17 @@ def solve_lm(
     form, stage, start = problem.form, problem.stage, time.perf_counter()
     mass = float(problem.samples.weight.sum(dtype=torch.float64))
     frozen = form.start(cameras)
-    damping, settled = FIRST_DAMPING, 0
+    damping, settled, score = FIRST_DAMPING, 0, float("nan")
     for _ in range(stage.max_steps):
         data_loss, equations = linearize(problem, cameras, frozen)
         prior_loss, prior_gradient, prior_diagonal = priors.evaluate(cameras, problem.unknowns)
         system = reduce_system(equations, prior_diagonal, prior_gradient)
         loss = data_loss + prior_loss
         attempt = _try_steps(problem, cameras, priors, frozen, system, loss, damping)
-        on_step(
-            Step(time.perf_counter() - start, loss / mass, attempt.score, damping, attempt.cameras is not None),
-            attempt.cameras or cameras,
-        )
+        accepted = attempt.cameras is not None
+        score = attempt.score if accepted else score
+        seconds = time.perf_counter() - start
+        on_step(Step(seconds, loss / mass, score, damping, accepted), attempt.cameras or cameras)
         if attempt.cameras is None:
             break
         cameras, priors = problem.gauge.normalize(attempt.cameras, priors)
