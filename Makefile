@@ -24,6 +24,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/throughput.py
+	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/ablation.py
 	$(BIN)/python benchmarks/solver_race.py
 

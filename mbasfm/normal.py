@@ -21,8 +21,8 @@ from mbasfm.types import Fixed, Intrinsics
 SLOT_SCALE, SLOT_SHIFT, SLOT_INTRINSIC = 6, 7, 8
 DENSE_LIMIT = 4000
 """Unknowns up to which a dense Cholesky factorisation is the fastest."""
-SPARSE_FILL = 0.02
-"""Share of non-zero blocks up to which a sparse factorisation beats conjugate gradients."""
+SPARSE_DEGREE = 12.0
+"""Mean neighbours per frame up to which a sparse factorisation is used: chains fill in little, dense graphs much."""
 CG_TOLERANCE = 1e-10
 CG_MAX_STEPS = 1000
 
@@ -155,7 +155,7 @@ def reduce_system(
     if unknowns.count <= DENSE_LIMIT:
         dense = dense_matrix(equations) + torch.diag(prior_diagonal)
         return System(gradient, torch.diagonal(dense).clone(), dense)
-    if 2 * len(equations.pairs) <= SPARSE_FILL * len(unknowns.index) ** 2:
+    if 2 * len(equations.pairs) <= SPARSE_DEGREE * len(unknowns.index):
         sparse = sparse_matrix(equations) + scipy.sparse.diags(prior_diagonal.numpy(), format="csc")
         return System(gradient, torch.from_numpy(sparse.diagonal()), sparse)
     blocks = BlockMatrix(equations, prior_diagonal)
