@@ -16,6 +16,10 @@ class InputError(MBAError):
     """Data handed in by the user is unreadable, empty or contradicts itself."""
 
 
+class ModelNotFoundError(MBAError):
+    """No installed package offers a model of that name."""
+
+
 class DegenerateError(MBAError):
     """The mathematics cannot go on: no edge, no unknown, no residual that could move anything."""
 

@@ -29,7 +29,27 @@ MATHEMATICS = (
     "adjust",
     "metrics",
 )
-LAYERS = (*MATHEMATICS, "scenery", "staging", "synthetic", "plots", "__init__", "cli", "__main__")
+LAYERS = (
+    *MATHEMATICS,
+    "scenery",
+    "staging",
+    "synthetic",
+    "io.__init__",
+    "io.images",
+    "io.cache",
+    "models.__init__",
+    "models.base",
+    "models.registry",
+    "models.flat",
+    "models.files",
+    "models.onnx",
+    "models.sift",
+    "plots",
+    "__init__",
+    "demo",
+    "cli",
+    "__main__",
+)
 """A module may import those before it. ``from mbasfm import name`` imports ``__init__``, unless it names a module."""
 OUTSIDE_WORLD = {
     "PIL",
@@ -66,16 +86,18 @@ def imported_layers(source: str) -> set[str]:
     for name in imported_names(source):
         first, *rest = name.split(".")
         if first == PACKAGE:
-            found.add(rest[0] if rest and rest[0] in LAYERS else "__init__")
+            dotted = [".".join(rest[:length]) for length in (2, 1)]
+            found.add(next((layer for layer in dotted if layer in LAYERS), "__init__"))
     return found
 
 
 def source_of(module: str) -> str:
-    return (FOLDER / f"{module}.py").read_text()
+    return (FOLDER / f"{module.replace('.', '/')}.py").read_text()
 
 
 def test_every_module_has_its_place():
-    assert sorted(LAYERS) == sorted(path.stem for path in FOLDER.rglob("*.py"))
+    modules = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.py"))
+    assert sorted(LAYERS) == sorted(".".join(module.parts) for module in modules)
 
 
 @pytest.mark.parametrize("module", LAYERS)
@@ -105,6 +127,7 @@ def test_mathematics_stays_away_from_the_outside_world(module):
         ("from .types import Cameras\nfrom . import cli", {"types", "cli"}),
         ("def draw():\n    if True:\n        from mbasfm.plots import save", {"plots"}),
         ("import mbasfm", {"__init__"}),
+        ("from mbasfm.io.images import Photo", {"io.images"}),
         ("import mbasfmother", set()),
     ],
 )

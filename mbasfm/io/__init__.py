@@ -1,0 +1,1 @@
+"""Files: photographs and the cache."""

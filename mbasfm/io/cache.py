@@ -1,0 +1,62 @@
+"""What was computed once, by content: safe against a kill at any moment.
+
+An entry is one npz file, written beside its place and moved there: it exists whole or not at all.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Cache:
+    """A folder of results, keyed by everything they depend on."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+
+    def get(self, key: str, compute: Callable[[], Arrays]) -> dict[str, np.ndarray]:
+        """The stored arrays of a key, or those that ``compute`` gives, stored for the next time."""
+        path = self._path(key)
+        stored = _load(path)
+        if stored is not None:
+            return stored
+        arrays = dict(compute())
+        _store(path, arrays)
+        return arrays
+
+    def has(self, key: str) -> bool:
+        """Whether a key is stored (it may still turn out to be damaged)."""
+        return self._path(key).is_file()
+
+    def _path(self, key: str) -> Path:
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        return self._folder / digest[:2] / f"{digest[2:]}.npz"
+
+
+def _load(path: Path) -> dict[str, np.ndarray] | None:
+    """None where there is nothing or only something damaged, which is then computed again."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except Exception:  # a damaged zip raises many kinds of errors; all mean the same here
+        return None
+
+
+def _store(path: Path, arrays: Arrays) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

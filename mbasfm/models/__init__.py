@@ -1,0 +1,1 @@
+"""Depth models and matchers, one adapter per file, found through entry points."""

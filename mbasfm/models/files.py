@@ -1,0 +1,90 @@
+"""Depth maps that somebody else made: one file per photograph, with the photograph's name and another ending."""
+
+import hashlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+from mbasfm.errors import InputError
+from mbasfm.io.images import Photo
+from mbasfm.models.base import RGB, DepthEstimate
+
+SUFFIXES = (".npy", ".npz", ".png", ".exr", ".tif", ".tiff")
+MILLIMETRE = 1e-3
+
+
+class FilesDepth:
+    """``files:DIR`` reads depth, ``files:DIR?disparity`` disparity.
+
+    npy: an array; npz: its entry ``depth`` or ``disparity``, or its only one; 16-bit PNG: millimetres, 0 for unknown;
+    EXR and TIFF: floats. A map may have any resolution; it spans the whole image.
+    """
+
+    licence = "that of your files"
+
+    def __init__(self, argument: str = ""):
+        folder, _, kind = argument.partition("?")
+        if kind not in ("", "depth", "disparity"):
+            raise InputError(f"files:{argument}: after '?' comes depth or disparity")
+        self.folder, self._is_disparity = Path(folder), kind == "disparity"
+        if not self.folder.is_dir():
+            raise InputError(f"files:{argument}: {self.folder} is not a folder; give the folder with the depth maps")
+        self.key = f"files-1-{kind or 'depth'}-{self.folder.resolve()}"
+
+    @staticmethod
+    def missing() -> str:
+        """Needs a folder as argument, nothing else."""
+        return ""
+
+    def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:
+        """Read the map of a photograph."""
+        del image
+        path = self.find(photo.name)
+        if path is None:
+            looked = ", ".join(Path(photo.name).with_suffix(suffix).as_posix() for suffix in SUFFIXES[:3])
+            raise InputError(f"{photo.name}: no depth map in {self.folder}; looked for {looked} ...")
+        values, is_disparity = self._read(path)
+        values = np.where(np.isfinite(values) | np.isposinf(values), values, np.nan).astype(np.float32)
+        if values.ndim != 2 or not np.isfinite(values).any():
+            raise InputError(f"{path}: not a depth map with at least one known value (shape {values.shape})")
+        return DepthEstimate(values, is_disparity, is_metric=not is_disparity)
+
+    def find(self, name: str) -> Path | None:
+        """The first file that belongs to a photograph: name.npy, or name.jpg.npy, in the same subfolder."""
+        base = self.folder / name
+        for suffix in SUFFIXES:
+            for path in (base.with_suffix(suffix), base.with_name(base.name + suffix)):
+                if path.is_file():
+                    return path
+        return None
+
+    def digest(self, photo: Photo) -> str:
+        """Content of the depth file, so that a changed file is read again."""
+        path = self.find(photo.name)
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
+
+    def _read(self, path: Path) -> tuple[np.ndarray, bool]:
+        try:
+            if path.suffix == ".npy":
+                return np.load(path, allow_pickle=False).squeeze(), self._is_disparity
+            if path.suffix == ".npz":
+                return self._read_npz(path)
+            values = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+        except (ValueError, OSError, EOFError, cv2.error) as error:
+            raise InputError(f"{path}: cannot be read as a depth map ({error})") from error
+        if values is None:
+            raise InputError(f"{path}: cannot be decoded as an image")
+        values = values[..., 0] if values.ndim == 3 else values
+        if values.dtype == np.uint16:
+            return np.where(values > 0, values * MILLIMETRE, np.nan), self._is_disparity
+        return values, self._is_disparity
+
+    def _read_npz(self, path: Path) -> tuple[np.ndarray, bool]:
+        with np.load(path, allow_pickle=False) as archive:
+            for name, is_disparity in (("depth", False), ("disparity", True)):
+                if name in archive:
+                    return archive[name].squeeze(), is_disparity
+            if len(archive.files) != 1:
+                raise InputError(f"{path}: has entries {archive.files}; name one of them depth or disparity")
+            return archive[archive.files[0]].squeeze(), self._is_disparity

@@ -1,0 +1,26 @@
+"""No network at all: every pixel at the same disparity. The floor that is always there."""
+
+import numpy as np
+
+from mbasfm.io.images import Photo
+from mbasfm.models.base import RGB, DepthEstimate
+
+
+class FlatDepth:
+    """A fronto-parallel wall."""
+
+    licence = "Apache-2.0"
+    key = "flat-1"
+
+    def __init__(self, argument: str = ""):
+        del argument
+
+    @staticmethod
+    def missing() -> str:
+        """Nothing is ever missing."""
+        return ""
+
+    def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:
+        """Disparity 1 everywhere."""
+        del photo, image
+        return DepthEstimate(np.ones((2, 2), dtype=np.float32), is_disparity=True, is_metric=False)
