@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from helpers import assert_close
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
@@ -54,10 +55,6 @@ def poses(seed: int, *shape: int) -> torch.Tensor:
     return exp_se3(2 * normal(seed, *shape, 6))
 
 
-def close(actual, expected, atol=1e-12, rtol=1e-10):
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=rtol)
-
-
 def vectors(size: int, limit: float) -> st.SearchStrategy:
     return st.lists(st.floats(-limit, limit), min_size=size, max_size=size).map(double)
 
@@ -86,23 +83,23 @@ LENSES = st.tuples(st.floats(-0.3, 0.3), st.floats(-0.05, 0.1), st.floats(-0.005
 
 @given(TWISTS, vectors(3, 10.0))
 def test_skew_is_the_cross_product(xi, v):
-    close(skew(xi[:3]) @ v, torch.linalg.cross(xi[:3], v))
+    assert_close(skew(xi[:3]) @ v, torch.linalg.cross(xi[:3], v))
 
 
 @given(TWISTS)
 def test_inverse_of_inverse_and_composition_with_inverse(xi):
     pose = exp_se3(xi)
-    close(invert(invert(pose)), pose)
-    close(compose(pose, invert(pose)), torch.eye(3, 4, dtype=torch.float64))
-    close(invert(pose), exp_se3(-xi), atol=1e-11)
+    assert_close(invert(invert(pose)), pose)
+    assert_close(compose(pose, invert(pose)), torch.eye(3, 4, dtype=torch.float64))
+    assert_close(invert(pose), exp_se3(-xi), atol=1e-11)
 
 
 @given(TWISTS, TWISTS, TWISTS)
 def test_composition_is_associative_and_acts_on_points(xi_1, xi_2, xi_3):
     a, b, c = exp_se3(xi_1), exp_se3(xi_2), exp_se3(xi_3)
-    close(compose(a, compose(b, c)), compose(compose(a, b), c))
+    assert_close(compose(a, compose(b, c)), compose(compose(a, b), c))
     points = normal(0, 5, 3)
-    close(transform(compose(a, b), points), transform(a, transform(b, points)))
+    assert_close(transform(compose(a, b), points), transform(a, transform(b, points)))
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3), (0,)])
@@ -112,16 +109,16 @@ def test_any_batch_shape(shape):
     assert combined.shape == (*shape, 3, 4) and adjoint(a).shape == (*shape, 6, 6)
     assert rotation_angle(a[..., :3]).shape == shape
     for index in np.ndindex(*shape):
-        close(combined[index], compose(a[index], b[index]))
-        close(invert(a)[index], invert(a[index]))
-        close(adjoint(a)[index], adjoint(a[index]))
+        assert_close(combined[index], compose(a[index], b[index]))
+        assert_close(invert(a)[index], invert(a[index]))
+        assert_close(adjoint(a)[index], adjoint(a[index]))
 
 
 def test_one_pose_composes_with_many():
     one, many = poses(0), poses(1, 4)
     for index in range(4):
-        close(compose(one, many)[index], compose(one, many[index]))
-        close(compose(many, one)[index], compose(many[index], one))
+        assert_close(compose(one, many)[index], compose(one, many[index]))
+        assert_close(compose(many, one)[index], compose(many[index], one))
 
 
 def test_exponential_of_zero_is_the_identity_and_its_derivative_the_generators():
@@ -130,8 +127,8 @@ def test_exponential_of_zero_is_the_identity_and_its_derivative_the_generators()
     derivative = jacobian(exp_se3, zero)
     for axis in range(3):
         e = torch.eye(3, dtype=torch.float64)[axis]
-        close(derivative[..., axis], torch.cat([skew(e), torch.zeros(3, 1, dtype=torch.float64)], -1))
-        close(derivative[..., 3 + axis], torch.cat([torch.zeros(3, 3, dtype=torch.float64), e[:, None]], -1))
+        assert_close(derivative[..., axis], torch.cat([skew(e), torch.zeros(3, 1, dtype=torch.float64)], -1))
+        assert_close(derivative[..., 3 + axis], torch.cat([torch.zeros(3, 3, dtype=torch.float64), e[:, None]], -1))
 
 
 @given(TWISTS)
@@ -143,34 +140,34 @@ def test_exponential_is_its_series(xi):
     for n in range(1, 80):
         term = term @ twist / n
         total = total + term
-    close(exp_se3(xi), total[:3], atol=1e-10)
-    close(exp_so3(xi[:3]), total[:3, :3], atol=1e-10)
+    assert_close(exp_se3(xi), total[:3], atol=1e-10)
+    assert_close(exp_so3(xi[:3]), total[:3, :3], atol=1e-10)
 
 
 def test_quarter_turn_about_z():
     turn = exp_so3(double([0, 0, math.pi / 2]))
-    close(turn @ double([1, 0, 0]), double([0, 1, 0]))
+    assert_close(turn @ double([1, 0, 0]), double([0, 1, 0]))
     # A screw: the point on the axis goes straight on, by tau.
     screw = exp_se3(double([0, 0, math.pi / 2, 0, 0, 3]))
-    close(transform(screw, double([[0, 0, 1], [1, 0, 0]])), double([[0, 0, 4], [0, 1, 3]]))
+    assert_close(transform(screw, double([[0, 0, 1], [1, 0, 0]])), double([[0, 0, 4], [0, 1, 3]]))
 
 
 @given(TWISTS, TWISTS)
 def test_adjoint_moves_a_twist_through_a_pose(xi_pose, xi):
     pose = exp_se3(xi_pose)
-    close(compose(pose, exp_se3(xi)), compose(exp_se3(adjoint(pose) @ xi), pose), atol=1e-9)
+    assert_close(compose(pose, exp_se3(xi)), compose(exp_se3(adjoint(pose) @ xi), pose), atol=1e-9)
 
 
 @given(TWISTS, TWISTS)
 def test_adjoint_is_a_homomorphism(xi_1, xi_2):
     a, b = exp_se3(xi_1), exp_se3(xi_2)
-    close(adjoint(compose(a, b)), adjoint(a) @ adjoint(b), atol=1e-10)
+    assert_close(adjoint(compose(a, b)), adjoint(a) @ adjoint(b), atol=1e-10)
 
 
 def test_camera_centers_are_at_the_origin_of_their_cameras():
     cam_from_world = poses(0, 7)
     at_camera = transform(cam_from_world, camera_centers(cam_from_world)[:, None])
-    close(at_camera, torch.zeros_like(at_camera))
+    assert_close(at_camera, torch.zeros_like(at_camera))
 
 
 # Rotations
@@ -181,45 +178,45 @@ def test_rotation_angle_is_exact_also_near_zero_and_pi(angle):
     # The arc cosine of the trace is off by 1e-8 at both ends: cos is flat there.
     axis = unit(0, 20, 3)
     measured = rotation_angle(exp_so3(angle * axis))
-    close(measured, torch.full_like(measured, angle), atol=1e-15 if angle < 1e-6 else 1e-14, rtol=1e-7)
+    assert_close(measured, torch.full_like(measured, angle), atol=1e-15 if angle < 1e-6 else 1e-14, rtol=1e-7)
 
 
 @given(vectors(3, 3.0), vectors(3, 3.0))
 def test_rotation_angle_is_a_metric(omega_1, omega_2):
     a, b = exp_so3(omega_1), exp_so3(omega_2)
     apart = rotation_angle(a @ b.mT)
-    close(apart, rotation_angle(b @ a.mT), atol=1e-7)
+    assert_close(apart, rotation_angle(b @ a.mT), atol=1e-7)
     assert apart <= rotation_angle(a) + rotation_angle(b) + 1e-7
     if omega_1.norm() < math.pi:
-        close(rotation_angle(a), omega_1.norm(), atol=1e-12, rtol=1e-7)
+        assert_close(rotation_angle(a), omega_1.norm(), atol=1e-12, rtol=1e-7)
 
 
 @given(vectors(6, 2.0))
 def test_six_numbers_give_a_rotation(columns):
     assume(torch.linalg.cross(columns[:3], columns[3:]).norm() > 1e-3)
     rotation = rotation_from_6d(columns)
-    close(rotation.mT @ rotation, torch.eye(3, dtype=torch.float64))
-    close(torch.linalg.det(rotation), double(1))
-    close(rotation[:, 0] * columns[:3].norm(), columns[:3])
+    assert_close(rotation.mT @ rotation, torch.eye(3, dtype=torch.float64))
+    assert_close(torch.linalg.det(rotation), double(1))
+    assert_close(rotation[:, 0] * columns[:3].norm(), columns[:3])
     assert (rotation[:, 1] * columns[3:]).sum() > 0
 
 
 def test_six_numbers_round_trip():
     rotation = poses(0, 50)[..., :3]
-    close(rotation_from_6d(rotation_to_6d(rotation)), rotation)
+    assert_close(rotation_from_6d(rotation_to_6d(rotation)), rotation)
 
 
 def test_orthonormalize_keeps_rotations():
     rotation = poses(0, 50)[..., :3]
-    close(orthonormalize(rotation), rotation)
+    assert_close(orthonormalize(rotation), rotation)
 
 
 def test_orthonormalize_gives_the_nearest_rotation():
     matrix = poses(0, 30)[..., :3] + 0.3 * normal(1, 30, 3, 3)
     matrix = torch.cat([matrix, -matrix])  # half of them far from any rotation
     nearest = orthonormalize(matrix)
-    close(nearest.mT @ nearest, torch.eye(3, dtype=torch.float64).expand(60, 3, 3))
-    close(torch.linalg.det(nearest), torch.ones(60, dtype=torch.float64))
+    assert_close(nearest.mT @ nearest, torch.eye(3, dtype=torch.float64).expand(60, 3, 3))
+    assert_close(torch.linalg.det(nearest), torch.ones(60, dtype=torch.float64))
     best = (matrix - nearest).square().sum((-2, -1))
     for size in (1e-3, 0.1, 2.0):
         turn = exp_so3(size * unit(2, 40, 1, 3))
@@ -231,13 +228,13 @@ def test_orthonormalize_gives_the_nearest_rotation():
 
 def test_lens_by_hand():
     # At (0.5, 0): r^2 = 1/4, so x' = 0.5 (1 + k1/4 + k2/16) + p2 (1/4 + 2/4), and y' = p1/4.
-    close(distort(double([0.5, 0]), double([0.4, 0.8, 0.08, 0.04])), double([0.5 * 1.15 + 0.03, 0.02]))
+    assert_close(distort(double([0.5, 0]), double([0.4, 0.8, 0.08, 0.04])), double([0.5 * 1.15 + 0.03, 0.02]))
 
 
 @given(RAYS, LENSES)
 def test_undistort_inverts_distort(rays, lens):
-    close(undistort(distort(rays, lens), lens), rays)
-    close(distort(undistort(rays / 2, lens), lens), rays / 2)
+    assert_close(undistort(distort(rays, lens), lens), rays)
+    assert_close(distort(undistort(rays / 2, lens), lens), rays / 2)
 
 
 def test_undistort_in_single_precision():
@@ -251,15 +248,15 @@ def test_undistort_in_single_precision():
 @given(RAYS, LENSES)
 def test_lens_derivative_by_differentiation_and_differences(rays, lens):
     derivative = distort_jacobian(rays, lens)
-    close(derivative, jacobian(lambda r: distort(r, lens), rays))
+    assert_close(derivative, jacobian(lambda r: distort(r, lens), rays))
     step = 1e-6
     columns = [(distort(rays + e, lens) - distort(rays - e, lens)) / (2 * step) for e in step * torch.eye(2).double()]
-    close(derivative, torch.stack(columns, -1), atol=1e-9)
+    assert_close(derivative, torch.stack(columns, -1), atol=1e-9)
 
 
 def test_solve_2x2_solves():
     matrix, x = normal(0, 50, 2, 2), normal(1, 50, 2)
-    close(solve_2x2(matrix, (matrix @ x[..., None])[..., 0]), x, atol=1e-9)
+    assert_close(solve_2x2(matrix, (matrix @ x[..., None])[..., 0]), x, atol=1e-9)
 
 
 @given(RAYS, LENSES)
@@ -268,8 +265,8 @@ def test_undistort_is_differentiable_by_the_implicit_function_theorem(rays, lens
     distorted = distort(rays, lens)
     by_input, by_lens = jacobian(undistort, (distorted, lens))
     inverse = torch.linalg.inv(jacobian(lambda r: distort(r, lens), rays))
-    close(by_input, inverse, atol=1e-9)
-    close(by_lens, -inverse @ jacobian(lambda k: distort(rays, k), lens), atol=1e-9)
+    assert_close(by_input, inverse, atol=1e-9)
+    assert_close(by_lens, -inverse @ jacobian(lambda k: distort(rays, k), lens), atol=1e-9)
 
 
 def test_undistort_gradient_by_differences():
@@ -303,8 +300,8 @@ def test_pixels_without_inverse_do_not_spoil_the_gradient_of_the_others():
     result = undistort(both, lens)
     assert result[1].isnan().all()
     by_input, by_lens = torch.autograd.grad(result[0].sum(), (both, lens))
-    close(by_input[:1], expected[0])
-    close(by_lens, expected[1])
+    assert_close(by_input[:1], expected[0])
+    assert_close(by_lens, expected[1])
 
 
 # Projection
@@ -313,9 +310,9 @@ def test_pixels_without_inverse_do_not_spoil_the_gradient_of_the_others():
 def test_optical_axis_meets_the_middle_of_the_image():
     sizes = torch.tensor([[640, 480]])
     intrinsics = Intrinsics.pinhole(double([500.0]), sizes, torch.tensor([0]))
-    close(project(double([[0, 0, 1], [0, 0, 7]]), intrinsics, ZERO), double([[320, 240], [320, 240]]))
+    assert_close(project(double([[0, 0, 1], [0, 0, 7]]), intrinsics, ZERO), double([[320, 240], [320, 240]]))
     # x to the right, y down: (1, 2, 4) is 500 / 4 to the right of the middle and twice as much below it.
-    close(project(double([1, 2, 4]), intrinsics, ZERO), double([445, 490]))
+    assert_close(project(double([1, 2, 4]), intrinsics, ZERO), double([445, 490]))
 
 
 @given(RAYS, LENSES, st.floats(0.1, 100.0))
@@ -323,8 +320,8 @@ def test_project_inverts_unproject(rays, lens, depth):
     intrinsics = camera(tuple(lens.tolist()))
     point = torch.cat([rays, double([1])]) * depth
     pixel = project(point, intrinsics, ZERO)
-    close(unproject(pixel, double(depth), intrinsics, ZERO), point)
-    close(project(unproject(pixel, double(3.0), intrinsics, ZERO), intrinsics, ZERO), pixel, atol=1e-9)
+    assert_close(unproject(pixel, double(depth), intrinsics, ZERO), point)
+    assert_close(project(unproject(pixel, double(3.0), intrinsics, ZERO), intrinsics, ZERO), pixel, atol=1e-9)
 
 
 def test_depth_is_along_the_axis_and_not_along_the_ray():
@@ -350,8 +347,8 @@ def test_frames_use_their_own_intrinsics():
     frame = torch.tensor([1, 0, 1])
     pixels = project(points, intrinsics, frame[:, None])
     for row, number in enumerate(frame):
-        close(pixels[row], project(points[row], intrinsics, number))
-    close(unproject(pixels, points[..., 2], intrinsics, frame[:, None]), points)
+        assert_close(pixels[row], project(points[row], intrinsics, number))
+    assert_close(unproject(pixels, points[..., 2], intrinsics, frame[:, None]), points)
 
 
 def points_in_view(count: int) -> torch.Tensor:
@@ -364,7 +361,7 @@ def test_lens_is_that_of_opencv():
     points, intrinsics = points_in_view(50), camera(LENS)
     matrix = np.array([[500, 0, 320], [0, 520, 240], [0, 0, 1.0]])
     expected, _ = cv2.projectPoints(points.numpy(), np.zeros(3), np.zeros(3), matrix, np.array(LENS))
-    close(project(points, intrinsics, ZERO), torch.from_numpy(expected[:, 0]), atol=1e-9)
+    assert_close(project(points, intrinsics, ZERO), torch.from_numpy(expected[:, 0]), atol=1e-9)
 
 
 def test_camera_is_that_of_colmap():
@@ -372,7 +369,7 @@ def test_camera_is_that_of_colmap():
     points, intrinsics = points_in_view(50), camera(LENS)
     colmap = pycolmap.Camera(model="OPENCV", width=640, height=480, params=[500, 520, 320, 240, *LENS])
     expected = torch.from_numpy(np.asarray(colmap.img_from_cam(points.numpy())))
-    close(project(points, intrinsics, ZERO), expected, atol=1e-9)
+    assert_close(project(points, intrinsics, ZERO), expected, atol=1e-9)
 
 
 # Alignment
@@ -382,8 +379,8 @@ def test_camera_is_that_of_colmap():
 def test_alignment_recovers_a_similarity(xi, scale, count):
     pose, source = exp_se3(xi), normal(count, count, 3)
     found_scale, found = align_similarity(source, scale * source @ pose[:, :3].T + pose[:, 3])
-    close(found_scale, double(scale), atol=0, rtol=1e-9)
-    close(found, pose, atol=1e-8 * max(scale, 1))
+    assert_close(found_scale, double(scale), atol=0, rtol=1e-9)
+    assert_close(found, pose, atol=1e-8 * max(scale, 1))
 
 
 def squared_distance(source, target, scale, pose) -> torch.Tensor:
@@ -394,7 +391,7 @@ def test_alignment_of_a_mirror_image_is_a_rotation():
     source = normal(0, 20, 3)
     mirrored = source * double([1, 1, -1])
     scale, pose = align_similarity(source, mirrored)
-    close(torch.linalg.det(pose[:, :3]), double(1))
+    assert_close(torch.linalg.det(pose[:, :3]), double(1))
     assert 0 < scale < 1, "a mirror image cannot be met; the best fit shrinks"
     everywhere = exp_so3(2 * normal(1, 500, 3))
     no_shift = mirrored.mean(0) - (scale * everywhere @ source.mean(0))
@@ -422,12 +419,12 @@ def test_similarity_of_the_world_changes_no_image():
     before = project(transform(cam_from_world, points), intrinsics, ZERO)
     after = project(transform(new_poses, moved), intrinsics, ZERO)
     assert before.isfinite().all()
-    close(after, before, atol=1e-9)
-    close(new_poses[..., :3].mT @ new_poses[..., :3], torch.eye(3, dtype=torch.float64).expand(4, 3, 3))
+    assert_close(after, before, atol=1e-9)
+    assert_close(new_poses[..., :3].mT @ new_poses[..., :3], torch.eye(3, dtype=torch.float64).expand(4, 3, 3))
 
 
 def test_alignment_of_centers_undoes_a_similarity_of_the_world():
     cam_from_world = poses(0, 6)
     moved = apply_similarity(cam_from_world, double(0.3), poses(1))
     scale, old_from_new = align_similarity(camera_centers(moved), camera_centers(cam_from_world))
-    close(apply_similarity(moved, scale, old_from_new), cam_from_world, atol=1e-10)
+    assert_close(apply_similarity(moved, scale, old_from_new), cam_from_world, atol=1e-10)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import assert_close
 
 from mbasfm.geometry import apply_similarity, compose, exp_se3, exp_so3
 from mbasfm.metrics import auc, pose_auc, pose_errors_deg, relative_pose_errors_deg
@@ -38,15 +39,11 @@ def turned(poses: torch.Tensor, frame: int, omega) -> torch.Tensor:
     return changed
 
 
-def close(actual, expected, atol=1e-9):
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
-
-
 def test_identical_poses_have_no_error():
     for poses in (SQUARE, random_poses(0, 4)):
         rotation, translation = relative_pose_errors_deg(poses, poses)
-        close(rotation, torch.zeros(6).double())
-        close(translation, torch.zeros(6).double())
+        assert_close(rotation, torch.zeros(6).double(), atol=1e-9)
+        assert_close(translation, torch.zeros(6).double(), atol=1e-9)
         assert pose_auc(poses, poses) == pytest.approx((1, 1, 1))
 
 
@@ -54,8 +51,8 @@ def test_one_turned_camera_spoils_exactly_its_own_pairs():
     # About the optical axis by 10 degrees, across all baselines. The baseline of a pair i < j is seen by camera j: it
     # turns with frame 2 as the second of a pair, and stays as it is where frame 2 is the first.
     rotation, translation = relative_pose_errors_deg(turned(SQUARE, 2, [0, 0, math.radians(10)]), SQUARE)
-    close(rotation, double([10.0 if 2 in pair else 0.0 for pair in PAIRS]))
-    close(translation, double([10.0 if pair[1] == 2 else 0.0 for pair in PAIRS]))
+    assert_close(rotation, double([10.0 if 2 in pair else 0.0 for pair in PAIRS]), atol=1e-9)
+    assert_close(translation, double([10.0 if pair[1] == 2 else 0.0 for pair in PAIRS]), atol=1e-9)
 
 
 def test_one_moved_camera_spoils_exactly_its_own_pairs():
@@ -63,22 +60,22 @@ def test_one_moved_camera_spoils_exactly_its_own_pairs():
     # by 45, from frame 2 at (1, 1) by atan(1 / 2).
     moved = looking_along_z([[0, 0, 0], [1, 0, 0], [1, 1, 0], [-1, 0, 0]])
     rotation, translation = relative_pose_errors_deg(moved, SQUARE)
-    close(rotation, torch.zeros(6).double())
-    close(translation, double([0, 0, 90, 0, 45, math.degrees(math.atan2(1, 2))]))
+    assert_close(rotation, torch.zeros(6).double(), atol=1e-9)
+    assert_close(translation, double([0, 0, 90, 0, 45, math.degrees(math.atan2(1, 2))]), atol=1e-9)
 
 
 def test_a_reversed_baseline_is_all_wrong():
     truth, reversed_ = looking_along_z([[0, 0, 0], [1, 2, 3]]), looking_along_z([[0, 0, 0], [-1, -2, -3]])
     rotation, translation = relative_pose_errors_deg(reversed_, truth)
-    close(rotation, double([0.0]))
-    close(translation, double([180.0]))
+    assert_close(rotation, double([0.0]), atol=1e-9)
+    assert_close(translation, double([180.0]), atol=1e-9)
 
 
 def test_the_larger_error_counts():
     estimate = turned(SQUARE, 2, [0, 0, math.radians(10)])
-    close(pose_errors_deg(estimate, SQUARE), double([10.0 if 2 in pair else 0.0 for pair in PAIRS]))
+    assert_close(pose_errors_deg(estimate, SQUARE), double([10.0 if 2 in pair else 0.0 for pair in PAIRS]), atol=1e-9)
     moved = looking_along_z([[0, 0, 0], [1, 0, 0], [1, 1, 0], [-1, 0, 0]])
-    close(pose_errors_deg(moved, SQUARE)[2], double(90.0))
+    assert_close(pose_errors_deg(moved, SQUARE)[2], double(90.0), atol=1e-9)
 
 
 def test_the_world_may_be_any_similarity_of_the_true_one():
@@ -88,8 +85,8 @@ def test_the_world_may_be_any_similarity_of_the_true_one():
     for scale in (0.01, 3.0):
         moved = apply_similarity(estimate, double(scale), new_from_old)
         for actual, wanted in zip(relative_pose_errors_deg(moved, truth), expected, strict=True):
-            close(actual, wanted, atol=1e-6)
-        close(
+            assert_close(actual, wanted, atol=1e-6)
+        assert_close(
             pose_errors_deg(apply_similarity(truth, double(scale), new_from_old), truth), torch.zeros(6).double(), 1e-6
         )
 
@@ -99,7 +96,7 @@ def test_errors_are_the_same_in_both_roles():
     for one, other in zip(
         relative_pose_errors_deg(estimate, truth), relative_pose_errors_deg(truth, estimate), strict=True
     ):
-        close(one, other, atol=1e-6)
+        assert_close(one, other, atol=1e-6)
         assert (one > 1).all() and (one < 180).all()
 
 
@@ -107,7 +104,7 @@ def test_unregistered_frames_are_180_degrees_off():
     registered = torch.tensor([True, False, True, True])
     expected = double([180.0 if 1 in pair else 0.0 for pair in PAIRS])
     for errors in relative_pose_errors_deg(SQUARE, SQUARE, registered):
-        close(errors, expected)
+        assert_close(errors, expected, atol=1e-9)
     assert pose_auc(SQUARE, SQUARE, registered) == pytest.approx((0.5, 0.5, 0.5))
 
 
@@ -116,20 +113,20 @@ def test_poses_without_a_value_are_wrong(value):
     broken = SQUARE.clone()
     broken[3] = value
     for errors in relative_pose_errors_deg(broken, SQUARE):
-        close(errors, double([180.0 if 3 in pair else 0.0 for pair in PAIRS]))
+        assert_close(errors, double([180.0 if 3 in pair else 0.0 for pair in PAIRS]), atol=1e-9)
 
 
 def test_cameras_put_at_one_place_have_no_direction():
     # A reconstruction that collapses to a point must not look right by chance.
     rotation, translation = relative_pose_errors_deg(looking_along_z([[0, 0, 0]] * 4), SQUARE)
-    close(rotation, torch.zeros(6).double())
-    close(translation, torch.full((6,), 180.0).double())
+    assert_close(rotation, torch.zeros(6).double(), atol=1e-9)
+    assert_close(translation, torch.full((6,), 180.0).double(), atol=1e-9)
 
 
 def test_small_errors_are_measured_exactly():
     angle_deg = 1e-6
     rotation, _ = relative_pose_errors_deg(turned(SQUARE, 3, [0, math.radians(angle_deg), 0]), SQUARE)
-    close(rotation[2], double(angle_deg), atol=1e-13)
+    assert_close(rotation[2], double(angle_deg), atol=1e-13)
 
 
 def test_area_under_the_curve_in_closed_form():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import assert_close
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -54,10 +55,6 @@ def fit(residuals: torch.Tensor, binning: Binning, **options) -> Distribution:
     return fit_distribution(residuals, torch.ones_like(residuals), binning, **options)
 
 
-def close(actual, expected, atol=1e-12, rtol=1e-10):
-    torch.testing.assert_close(actual, expected, atol=atol, rtol=rtol)
-
-
 def cumulative_at(distribution: Distribution, r: torch.Tensor) -> torch.Tensor:
     """F of the first group by its definition: linear in the bin coordinate between the borders."""
     coordinate = distribution.binning.coordinate(r)
@@ -83,7 +80,7 @@ def from_counts(counts: torch.Tensor, beyond: float = 0.0, binning: Binning | No
 @all_binnings
 def test_borders_have_whole_coordinates(binning):
     edges = binning.edges()
-    close(binning.coordinate(edges), torch.arange(binning.num_bins + 1).double(), atol=1e-9)
+    assert_close(binning.coordinate(edges), torch.arange(binning.num_bins + 1).double(), atol=1e-9)
     assert edges[0] == 0 and float(edges[-1]) == pytest.approx(binning.tau_max, rel=1e-12)
     assert (edges.diff() > 0).all()
 
@@ -93,7 +90,7 @@ def test_index_is_the_bin_between_whose_borders_a_residual_lies(binning):
     r = uniform(0, 5000) ** 3 * binning.tau_max
     index, edges = binning.index(r).long(), binning.edges()
     assert (edges[index] <= r * (1 + 1e-12)).all() and (r <= edges[index + 1] * (1 + 1e-12)).all()
-    close(binning.coordinate(r).floor().long(), index)
+    assert_close(binning.coordinate(r).floor().long(), index)
 
 
 @all_binnings
@@ -110,7 +107,7 @@ def test_tau_max_itself_is_beyond():
 
 def test_logarithmic_bins_by_hand():
     # log(1 + r) up to 10 in 100 bins: the borders are exp(b / 10) - 1.
-    close(BINNINGS["coarse"].edges()[[1, 10, 50]], double([math.expm1(0.1), math.expm1(1), math.expm1(5)]))
+    assert_close(BINNINGS["coarse"].edges()[[1, 10, 50]], double([math.expm1(0.1), math.expm1(1), math.expm1(5)]))
 
 
 # Distribution
@@ -123,15 +120,15 @@ def test_uniform_residuals_have_a_straight_cumulative(share):
     outside = torch.full((round(5000 * (1 / share - 1)),), 30.0).double()
     distribution = fit(torch.cat([inside, outside])[None], BINNINGS["linear"])
     r = uniform(0, 100) * TAU
-    close(cumulative_at(distribution, r), share * r / TAU, rtol=1e-3)
-    close(distribution.density(), torch.full((1, 100), share / 100).double(), rtol=1e-3)
+    assert_close(cumulative_at(distribution, r), share * r / TAU, rtol=1e-3)
+    assert_close(distribution.density(), torch.full((1, 100), share / 100).double(), rtol=1e-3)
 
 
 @all_binnings
 def test_cumulative_is_the_empirical_one_at_the_borders(binning):
     r = uniform(1, 1, 3000) ** 4 * 1.3 * binning.tau_max
     expected = (r[0] < binning.edges()[:, None]).double().mean(-1)
-    close(fit(r, binning).cumulative()[0], expected)
+    assert_close(fit(r, binning).cumulative()[0], expected)
 
 
 def test_weight_counts_as_mass():
@@ -148,9 +145,9 @@ def test_groups_are_fitted_as_if_alone():
     together = fit_distribution(r, weight, BINNINGS["linear"], group, 4)
     for number in (0, 2, 3):
         alone = fit_distribution(r[group == number], weight[group == number], BINNINGS["linear"])
-        close(together.counts[number], alone.counts[0])
-        close(together.cumulative()[number], alone.cumulative()[0])
-        close(together.quantile(0.3)[number], alone.quantile(0.3)[0])
+        assert_close(together.counts[number], alone.counts[0])
+        assert_close(together.cumulative()[number], alone.cumulative()[0])
+        assert_close(together.quantile(0.3)[number], alone.quantile(0.3)[0])
     assert (together.counts[1] == 0).all() and (together.density()[1] == 0).all() and together.total[1] == 0
 
 
@@ -161,7 +158,7 @@ def test_density_is_the_derivative_of_the_cumulative(binning):
     step = 1e-3 * binning.edges().diff()
     rise = cumulative_at(distribution, middle + step) - cumulative_at(distribution, middle - step)
     run = binning.coordinate(middle + step) - binning.coordinate(middle - step)
-    close(rise / run, distribution.density()[0], atol=1e-9)
+    assert_close(rise / run, distribution.density()[0], atol=1e-9)
 
 
 @all_binnings
@@ -175,8 +172,8 @@ def test_quantile_is_within_a_bin_of_the_exact_one(binning, q):
 def test_quantile_of_evenly_spread_residuals_and_beyond_the_end():
     r = torch.cat([(torch.arange(600).double() + 0.5) / 600 * TAU, torch.full((400,), math.inf).double()])[None]
     distribution = fit(r, BINNINGS["linear"])
-    close(distribution.quantile(0.3), double([TAU / 2]))  # 0.3 of 1000 is the middle of the 600
-    close(distribution.quantile(0.9), double([TAU]))
+    assert_close(distribution.quantile(0.3), double([TAU / 2]))  # 0.3 of 1000 is the middle of the 600
+    assert_close(distribution.quantile(0.9), double([TAU]))
     assert torch.equal(fit(r * torch.inf, BINNINGS["linear"]).quantile(0.5), double([TAU]))
 
 
@@ -189,7 +186,7 @@ def test_surrogate_is_the_cumulative_and_its_gradient_the_density(binning):
     distribution = fit(seen, binning)
     r = (uniform(1, 1, 300) ** 3 * binning.tau_max).requires_grad_()
     loss = surrogate_loss(r, distribution)
-    close(loss.detach()[0], cumulative_at(distribution, r.detach()[0]))
+    assert_close(loss.detach()[0], cumulative_at(distribution, r.detach()[0]))
     (gradient,) = torch.autograd.grad(loss.sum(), r)
     # The slope of the bin coordinate: T / tau for even bins, T / (log(1 + tau / s) (s + r)) for logarithmic ones.
     if binning.log_scale is None:
@@ -197,7 +194,7 @@ def test_surrogate_is_the_cumulative_and_its_gradient_the_density(binning):
     else:
         slope = binning.num_bins / (math.log1p(binning.tau_max / binning.log_scale) * (binning.log_scale + r))
     index = binning.index(r).long()[0]
-    close(gradient[0], distribution.density()[0][index] * slope.detach()[0])
+    assert_close(gradient[0], distribution.density()[0][index] * slope.detach()[0])
 
 
 def test_surrogate_saturates_beyond_tau_max_with_zero_gradient():
@@ -205,7 +202,7 @@ def test_surrogate_saturates_beyond_tau_max_with_zero_gradient():
     r = double([[1.0, 19.999, TAU, 25.0, 1e30, math.inf, math.nan]]).requires_grad_()
     loss = surrogate_loss(r, distribution)
     (gradient,) = torch.autograd.grad(loss.sum(), r)
-    close(loss[0, 2:].detach(), torch.full((5,), 0.5).double())
+    assert_close(loss[0, 2:].detach(), torch.full((5,), 0.5).double())
     assert gradient.isfinite().all() and (gradient[0, 2:] == 0).all() and gradient[0, 0] > 0
 
 
@@ -215,7 +212,7 @@ def test_surrogate_takes_the_distribution_of_its_own_group():
     together = surrogate_loss(r, distribution, group)
     for number in range(3):
         mine = group == number
-        close(together[mine], surrogate_loss(r[mine], fit(r[mine], BINNINGS["linear"])))
+        assert_close(together[mine], surrogate_loss(r[mine], fit(r[mine], BINNINGS["linear"])))
 
 
 def descend(x: torch.Tensor, targets: torch.Tensor, sign: float, steps: int, rate: float) -> torch.Tensor:
@@ -274,7 +271,7 @@ def test_score_is_the_mean_distance_to_tau_max(name):
     binning = BINNINGS[name]
     r = uniform(3, 1, 4000) ** 2 * 2 * binning.tau_max
     score = marginalized_score(r, binning.tau_max)
-    close(score, (binning.tau_max - r).clamp_min(0).mean())
+    assert_close(score, (binning.tau_max - r).clamp_min(0).mean())
     assert float(fit(r, binning).score()) == pytest.approx(float(score), abs=0.5 * binning.tau_max / binning.num_bins)
 
 
@@ -297,7 +294,7 @@ def test_derivative_of_the_table_is_weight_times_residual(binning):
     table = random_table(binning)
     r = (uniform(1, 1, 300) ** 3 * binning.tau_max).requires_grad_()
     (gradient,) = torch.autograd.grad(table.loss(r).sum(), r)
-    close(gradient[0], table.weight[0][binning.index(r).long()[0]] * r.detach()[0])
+    assert_close(gradient[0], table.weight[0][binning.index(r).long()[0]] * r.detach()[0])
 
 
 @all_binnings
@@ -305,11 +302,11 @@ def test_table_is_continuous_zero_at_zero_and_saturates(binning):
     table = random_table(binning)
     edges = binning.edges()[1:]
     below, above = table.loss((edges * (1 - 1e-9))[None]), table.loss((edges * (1 + 1e-9))[None])
-    close(below, above, atol=0, rtol=1e-6)
+    assert_close(below, above, atol=0, rtol=1e-6)
     assert float(table.loss(double([[0.0]]))) == 0
     far = double([[binning.tau_max * 1.001, 1e30, math.inf, math.nan]]).requires_grad_()
     loss = table.loss(far)
-    close(loss.detach(), below[:, -1:].expand(1, 4), rtol=1e-6)
+    assert_close(loss.detach(), below[:, -1:].expand(1, 4), rtol=1e-6)
     (gradient,) = torch.autograd.grad(loss.sum(), far)
     assert (gradient == 0).all()
 
@@ -317,8 +314,8 @@ def test_table_is_continuous_zero_at_zero_and_saturates(binning):
 def test_table_of_one_weight_is_half_the_square():
     table = table_from_weights(BINNINGS["linear"], torch.full((1, 100), 3.0).double())
     r = uniform(0, 2, 20) * TAU
-    close(table.loss(r), 1.5 * r**2, atol=1e-9)
-    close(table.loss(double([[99.0]])), double([[1.5 * TAU**2]]))
+    assert_close(table.loss(r), 1.5 * r**2, atol=1e-9)
+    assert_close(table.loss(double([[99.0]])), double([[1.5 * TAU**2]]))
 
 
 def test_table_takes_the_row_of_the_group():
@@ -326,7 +323,7 @@ def test_table_takes_the_row_of_the_group():
     r = uniform(0, 2, 20) * 25
     for row, number in enumerate(group):
         alone = table_from_weights(table.binning, table.weight[number : number + 1, :-1])
-        close(table.loss(r, group)[row], alone.loss(r[row : row + 1])[0])
+        assert_close(table.loss(r, group)[row], alone.loss(r[row : row + 1])[0])
 
 
 @given(HISTOGRAMS, st.sampled_from(ADAPTIVE), st.sampled_from([1, 2]), st.sampled_from([0.0, 50.0]))
@@ -363,13 +360,13 @@ def test_non_increasing_is_the_nearest_and_keeps_the_mass(weight, mass):
                 for first in range(b + 1)
             ]
             assert float(fitted[b]) == pytest.approx(min(max(row_means) for row_means in means), abs=1e-9)
-    close((result * mass).sum(-1), (weight * mass).sum(-1), atol=1e-9)
+    assert_close((result * mass).sum(-1), (weight * mass).sum(-1), atol=1e-9)
     assert (result.diff(dim=-1) <= 0).all()
 
 
 def test_non_increasing_leaves_what_decreases():
     weight = torch.tensor([[5.0, 3, 3, 0]]).double()
-    close(non_increasing(weight, torch.ones(4).double()), weight)
+    assert_close(non_increasing(weight, torch.ones(4).double()), weight)
 
 
 def test_mba_weights_are_the_density_over_the_residual():
@@ -378,7 +375,7 @@ def test_mba_weights_are_the_density_over_the_residual():
     weight = LOSSES["mba"](from_counts(counts), 2)
     center = (torch.arange(100).double() + 0.5) * TAU / 100
     density = counts[0] / counts.sum() / (TAU / 100)
-    close(weight[0], density / center)
+    assert_close(weight[0], density / center)
 
 
 def test_mba_weights_of_a_planar_gaussian_are_its_density():
@@ -389,7 +386,7 @@ def test_mba_weights_of_a_planar_gaussian_are_its_density():
     center = (torch.arange(100).double() + 0.5) * TAU / 100
     expected = torch.exp(-0.5 * (center / sigma) ** 2) / sigma**2
     near = center < 2.5 * sigma
-    close(weight[near] / expected[near], torch.ones(int(near.sum())).double(), atol=0.1)
+    assert_close(weight[near] / expected[near], torch.ones(int(near.sum())).double(), atol=0.1)
 
 
 @pytest.mark.parametrize("dimension", [1, 2])
@@ -428,9 +425,9 @@ def test_density_weights_keep_the_mass_of_the_distribution(counts, beyond):
     distribution = from_counts(counts, beyond)
     edges = distribution.binning.edges()
     share = distribution.cumulative()[:, -1]
-    close((LOSSES["mba"](distribution, 2) * edges.square().diff() / 2).sum(-1), share, atol=1e-9)
+    assert_close((LOSSES["mba"](distribution, 2) * edges.square().diff() / 2).sum(-1), share, atol=1e-9)
     density = LOSSES["median"](distribution, 1) * robust_sigma(distribution, 1)[:, None]
-    close((density * edges.diff()).sum(-1), share, atol=1e-9)
+    assert_close((density * edges.diff()).sum(-1), share, atol=1e-9)
 
 
 @pytest.mark.parametrize("dimension", [1, 2])
@@ -456,7 +453,7 @@ def test_rival_losses_have_their_textbook_weights(loss):
     weight = LOSSES[loss](distribution, 1)[0]
     center = (torch.arange(100).double() + 0.5) * TAU / 100
     expected = double([TEXTBOOK[loss](float(c) / sigma) for c in center]) / sigma**2
-    close(weight, expected, rtol=1e-9)
+    assert_close(weight, expected, rtol=1e-9)
 
 
 def test_cauchy_weighs_half_at_its_scale_and_tukey_nothing_beyond():
@@ -475,7 +472,7 @@ def test_truncated_l1_has_a_constant_gradient():
     # Its loss is r / tau_max: weight times residual is 1 / tau_max everywhere. This is the gradient of the score.
     distribution = fit(uniform(0, 1, 100) * TAU, BINNINGS["linear"])
     center = (torch.arange(100).double() + 0.5) * TAU / 100
-    close(LOSSES["truncated_l1"](distribution, 1)[0] * center, double([1 / TAU] * 100))
+    assert_close(LOSSES["truncated_l1"](distribution, 1)[0] * center, double([1 / TAU] * 100))
 
 
 def test_every_loss_is_covered_by_a_law():
