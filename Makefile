@@ -26,6 +26,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/throughput.py
 	$(BIN)/python benchmarks/objectives.py
 	$(BIN)/python benchmarks/ablation.py
+	$(BIN)/python benchmarks/covariance.py
 	$(BIN)/python benchmarks/solver_race.py
 
 clean:

@@ -4,7 +4,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mbasfm.geometry import compose, invert, rotation_angle
+from mbasfm.geometry import camera_centers, compose, invert, rotation_angle
+from mbasfm.types import Cameras
 
 DEFAULT_THRESHOLDS_DEG = (1.0, 3.0, 5.0)
 
@@ -58,3 +59,20 @@ def pose_auc(
     """AUC of the pose error over all pairs at each threshold."""
     errors = pose_errors_deg(cam_from_world, true_cam_from_world, registered)
     return tuple(auc(errors, threshold) for threshold in thresholds_deg)
+
+
+def twists_to_truth(cameras: Cameras, truth: Cameras, root: int) -> Float[Tensor, "N 6"]:
+    """xi with truth = exp(xi) estimate, to first order, after the truth was brought to the gauge of the estimate.
+
+    That gauge is the root's pose and the mean logarithm of the depth scales, as in the covariance of an adjustment.
+    """
+    scale = torch.exp((cameras.depth_scale / truth.depth_scale).log().mean())
+    turn = truth.cam_from_world[root, :, :3].T @ cameras.cam_from_world[root, :, :3]
+    rotation = truth.cam_from_world[..., :3] @ turn
+    centers = camera_centers(truth.cam_from_world)
+    moved = camera_centers(cameras.cam_from_world)[root] + scale * (centers - centers[root]) @ turn
+    delta = rotation @ cameras.cam_from_world[..., :3].mT
+    skew = (delta - delta.mT) / 2
+    omega = torch.stack([skew[:, 2, 1], skew[:, 0, 2], skew[:, 1, 0]], -1)
+    tau = -(rotation @ moved[..., None] + delta @ cameras.cam_from_world[..., 3:]).squeeze(-1)
+    return torch.cat([omega, tau], -1)

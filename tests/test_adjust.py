@@ -11,7 +11,7 @@ from mbasfm.adjust import adjust
 from mbasfm.adjust import make_problem as stage_problem
 from mbasfm.config import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES
 from mbasfm.geometry import align_similarity, camera_centers, exp_so3, rotation_angle
-from mbasfm.metrics import pose_auc
+from mbasfm.metrics import pose_auc, twists_to_truth
 from mbasfm.solve_lm import linearize
 from mbasfm.staging import perturb, scene_size
 from mbasfm.synthetic import DepthError, MatchError, Problem, Settings, make_problem
@@ -272,7 +272,9 @@ def test_truth_lies_inside_the_covariance_about_as_often_as_it_should():
         for seed in range(2):
             problem = make_problem(12, seed, replace(NOISY, kind=kind))
             result = adjust(start_of(problem, 5.0, 0.05, 1.1), problem.samples, SPLIT)
-            twist, free = true_twist(result.cameras, result.pose_covariance, problem.truth)
+            free = result.pose_covariance.abs().sum((1, 2)) > 0
+            root = int(torch.nonzero(~free)[0])
+            twist = twists_to_truth(result.cameras, problem.truth, root)[free]
             covariance = result.pose_covariance[free]
             errors.append(twist / covariance.diagonal(dim1=1, dim2=2).sqrt())
             distances.append((twist * torch.linalg.solve(covariance, twist)).sum(-1))
@@ -281,19 +283,3 @@ def test_truth_lies_inside_the_covariance_about_as_often_as_it_should():
     assert 0.5 < within[0] < 0.9
     assert 0.85 < within[1]
     assert 0.75 < inside_90
-
-
-def true_twist(cameras: Cameras, covariance: torch.Tensor, truth: Cameras) -> tuple[torch.Tensor, torch.Tensor]:
-    """xi with truth = exp(xi) estimate to first order, in the gauge of the result; and which poses are free."""
-    root = int(torch.nonzero(covariance.abs().sum((1, 2)) == 0)[0])
-    scale = torch.exp((cameras.depth_scale / truth.depth_scale).log().mean())
-    turn = truth.cam_from_world[root, :, :3].T @ cameras.cam_from_world[root, :, :3]
-    rotation = truth.cam_from_world[..., :3] @ turn
-    centers = camera_centers(truth.cam_from_world)
-    moved = camera_centers(cameras.cam_from_world)[root] + scale * (centers - centers[root]) @ turn
-    delta = rotation @ cameras.cam_from_world[..., :3].mT
-    skew = (delta - delta.mT) / 2
-    omega = torch.stack([skew[:, 2, 1], skew[:, 0, 2], skew[:, 1, 0]], -1)
-    tau = -(rotation @ moved[..., None] + delta @ cameras.cam_from_world[..., 3:]).squeeze(-1)
-    free = torch.arange(len(omega)) != root
-    return torch.cat([omega, tau], -1)[free], free
