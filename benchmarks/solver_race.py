@@ -13,7 +13,6 @@ from common import report, rough_start, score, standard_problem
 
 from mbasfm.adjust import adjust, make_problem
 from mbasfm.config import COARSE, FINE, Stage, annealed
-from mbasfm.normal import Pairing
 from mbasfm.solve_lm import Step, linearize
 from mbasfm.synthetic import Problem
 from mbasfm.types import Cameras, Fixed
@@ -81,7 +80,6 @@ def run(problem: Problem, start: Cameras, stages: tuple[Stage, ...], every: int)
 def linearization_seconds(problem: Problem, start: Cameras) -> float:
     """Median time of one full linearisation of the fine stage."""
     inner = make_problem(start, problem.samples, FINE, Fixed.build(start.num_frames))
-    assert isinstance(inner.pairing, Pairing)
     frozen, times = inner.form.start(start), []
     for _ in range(9):
         begin = time.perf_counter()

@@ -12,7 +12,7 @@ from mbasfm.covariance import pose_covariance
 from mbasfm.diagnose import Diagnosis, diagnose, find_stuck
 from mbasfm.errors import ConfigError, DegenerateError
 from mbasfm.forms import Form, IsotropicForm, SplitForm
-from mbasfm.normal import Pairing, number_unknowns
+from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Pairing, number_unknowns
 from mbasfm.objective import Binning
 from mbasfm.solve_adam import solve_adam
 from mbasfm.solve_lm import Problem, Step, solve_lm
@@ -107,8 +107,9 @@ def _drop_settled(samples: Samples, cameras: Cameras, fixed: Fixed) -> tuple[Sam
     i, j = samples.edges.unbind(-1)
     unknowns = number_unknowns(fixed, cameras.intrinsics)
     moves = unknowns.index >= 0
-    pose, intrinsic = moves[:, 0], moves[:, 8:].any(-1)
-    free = pose[i] | pose[j] | moves[i, 6] | moves[i, 7] | intrinsic[i] | intrinsic[j]
+    pose, intrinsic = moves[:, 0], moves[:, SLOT_INTRINSIC:].any(-1)
+    depth = moves[:, SLOT_SCALE] | moves[:, SLOT_SHIFT]
+    free = pose[i] | pose[j] | depth[i] | intrinsic[i] | intrinsic[j]
     if not bool(free.any()):
         raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
     active = samples if bool(free.all()) else Samples(samples.edges[free], samples.data[free], samples.weight[free])

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mbasfm.forms import DEPTH_VOTES, FrozenIsotropic, FrozenSplit
+from mbasfm.forms import DEPTH_VOTES, FrozenIsotropic, FrozenSplit, source_mass
 from mbasfm.geometry import camera_centers
 from mbasfm.kernels import POSE_COLUMNS
 from mbasfm.normal import (
@@ -88,8 +88,7 @@ def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[No
 def _modelled_scores(problem: Problem, cameras: Cameras, frozen: Any) -> NormalEquations:
     """Sum of squared gradients: normal equations with weights (w r)^2 / d instead of w."""
     if isinstance(frozen, FrozenIsotropic):
-        mass = torch.zeros(cameras.num_frames, dtype=torch.float64)
-        mass.index_add_(0, problem.samples.edges[:, 0], problem.samples.weight.sum(-1).double())
+        mass = source_mass(problem.samples, cameras.num_frames)
         inflation = (mass / DEPTH_VOTES).clamp_min(1)
         inflation = inflation if len(frozen.gain) > 1 else inflation[mass > 0].mean()[None]
         squared = replace(frozen, table=score_table(frozen.table, 2), gain=frozen.gain.square() * inflation)
@@ -100,9 +99,7 @@ def _modelled_scores(problem: Problem, cameras: Cameras, frozen: Any) -> NormalE
 
 def score_table(table: WeightTable, dimension: int) -> WeightTable:
     """(w r)^2 / d: mean square of the gradient over directions."""
-    edges = table.binning.edges()
-    center = 0.5 * (edges[1:] + edges[:-1])
-    inside = (table.weight[:, :-1] * center).square() / dimension
+    inside = (table.weight[:, :-1] * table.binning.centers()).square() / dimension
     return replace(table, weight=torch.nn.functional.pad(inside, (0, 1)))
 
 
@@ -126,9 +123,7 @@ def _with_curvature(frozen: Any, sign: float) -> Any:
 
 def curvature_table(table: WeightTable, dimension: int, sign: float) -> WeightTable:
     """Positive (or, with sign -1, negated negative) part of w + w' r / d, the mean curvature over directions."""
-    edges = table.binning.edges()
-    center = 0.5 * (edges[1:] + edges[:-1])
-    inside = table.weight[:, :-1]
+    center, inside = table.binning.centers(), table.weight[:, :-1]
     slope = torch.gradient(inside, spacing=(center,), dim=1)[0]
     curvature = inside + slope * center / dimension
     return replace(table, weight=torch.nn.functional.pad((sign * curvature).clamp_min(0), (0, 1)))

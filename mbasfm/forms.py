@@ -169,8 +169,7 @@ class SplitForm:
         """Count directions and samples of each frame."""
         i, j = samples.edges.unbind(-1)
         both = torch.isin(i * num_frames + j, j * num_frames + i)
-        mass = torch.zeros(num_frames, dtype=torch.float64).index_add_(0, i, samples.weight.sum(-1).double())
-        along = (DEPTH_VOTES / mass.clamp_min(1e-30)).clamp_max(1)[i]
+        along = (DEPTH_VOTES / source_mass(samples, num_frames).clamp_min(1e-30)).clamp_max(1)[i]
         across = torch.where(both, 0.5, 1.0)
         scratch = torch.empty_like(samples.data[..., 0])
         shares = across[:, None].to(samples.data), along[:, None].to(samples.data)
@@ -280,6 +279,12 @@ class Form(Protocol):
     def distribution(self, statistics: Any) -> Distribution:
         """The residual distribution over the whole graph."""
         ...
+
+
+def source_mass(samples: Samples, num_frames: int) -> Float[Tensor, " N"]:
+    """Mass of the samples that each frame is the source of."""
+    mass = torch.zeros(num_frames, dtype=torch.float64)
+    return mass.index_add_(0, samples.edges[:, 0], samples.weight.sum(-1).double())
 
 
 def stream(cameras: Cameras, samples: Samples, columns: Columns) -> Iterator[tuple[slice, Block]]:

@@ -52,6 +52,11 @@ class Binning:
             return uniform * self.tau_max
         return torch.expm1(uniform * np.log1p(self.tau_max / self.log_scale)) * self.log_scale
 
+    def centers(self) -> Float[Tensor, " T"]:
+        """Middles of the bins [px]."""
+        edges = self.edges()
+        return 0.5 * (edges[1:] + edges[:-1])
+
 
 @dataclass(frozen=True)
 class Distribution:
@@ -227,7 +232,7 @@ def mixture_weights(distribution: Distribution, dimension: int) -> Float[Tensor,
     for _ in range(MIXTURE_STEPS):
         joint = share * mass
         share = (counts[..., None] * joint / joint.sum(-1, keepdim=True).clamp_min(1e-300)).sum(1, keepdim=True)
-    center = 0.5 * (edges[1:] + edges[:-1])
+    center = distribution.binning.centers()
     height = torch.exp(-0.5 * (center[:, None] / sigma[:, None, :]) ** 2) / sigma[:, None, :] ** dimension
     # Density at r relative to a common constant, so that the uniform part compares with the Gaussians.
     constant = (2 / np.pi) ** 0.5 if dimension == 1 else 1.0
@@ -255,10 +260,8 @@ def _rival(weight: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Dist
     """A classical loss from its weight as function of r, sigma and tau_max, evaluated at the bin centres."""
 
     def weights(distribution: Distribution, dimension: int) -> Float[Tensor, "G T"]:
-        edges = distribution.binning.edges()
-        center = 0.5 * (edges[1:] + edges[:-1])
-        sigma = robust_sigma(distribution, dimension)[:, None]
-        return weight(center.expand(len(sigma), -1), sigma, edges[-1])
+        center, sigma = distribution.binning.centers(), robust_sigma(distribution, dimension)[:, None]
+        return weight(center.expand(len(sigma), -1), sigma, distribution.binning.edges()[-1])
 
     return weights
 

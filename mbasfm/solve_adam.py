@@ -11,6 +11,7 @@ from torch import Tensor
 from mbasfm.config import Stage
 from mbasfm.forms import SplitForm
 from mbasfm.geometry import rotation_from_6d, rotation_to_6d
+from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT
 from mbasfm.objective import (
     Binning,
     Distribution,
@@ -94,7 +95,7 @@ def assemble(cameras: Cameras, parameters: Parameters, problem: Problem, group: 
     free = problem.unknowns.index >= 0
     pose = torch.cat([rotation_from_6d(parameters.rotation), parameters.translation[..., None]], -1)
     intrinsics = cameras.intrinsics
-    slot = 8
+    slot = SLOT_INTRINSIC
     if problem.unknowns.columns.focal:
         focal = intrinsics.focal / intrinsics.focal[:, :1] * parameters.focal[group, None]
         intrinsics = replace(intrinsics, focal=torch.where(free[:, slot, None], focal, intrinsics.focal))
@@ -106,8 +107,8 @@ def assemble(cameras: Cameras, parameters: Parameters, problem: Problem, group: 
         cameras,
         cam_from_world=torch.where(free[:, :1, None], pose, cameras.cam_from_world),
         intrinsics=intrinsics,
-        depth_scale=torch.where(free[:, 6], parameters.scale, cameras.depth_scale),
-        depth_shift=torch.where(free[:, 7], parameters.shift, cameras.depth_shift),
+        depth_scale=torch.where(free[:, SLOT_SCALE], parameters.scale, cameras.depth_scale),
+        depth_shift=torch.where(free[:, SLOT_SHIFT], parameters.shift, cameras.depth_shift),
     )
 
 

@@ -1,6 +1,5 @@
 """Depth maps that somebody else made: one file per photograph, with the photograph's name and another ending."""
 
-import hashlib
 from pathlib import Path
 
 import cv2
@@ -58,11 +57,6 @@ class FilesDepth:
                 if path.is_file():
                     return path
         return None
-
-    def digest(self, photo: Photo) -> str:
-        """Content of the depth file, so that a changed file is read again."""
-        path = self.find(photo.name)
-        return hashlib.sha256(path.read_bytes()).hexdigest() if path else ""
 
     def _read(self, path: Path) -> tuple[np.ndarray, bool]:
         try:
