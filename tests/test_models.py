@@ -10,9 +10,10 @@ import pytest
 from mbasfm.cli import main
 from mbasfm.errors import InputError, ModelNotFoundError
 from mbasfm.io.images import Photo
+from mbasfm.models import registry
 from mbasfm.models.base import DepthModel, Matcher
 from mbasfm.models.onnx import Sidecar
-from mbasfm.models.registry import installed, list_models, load_model
+from mbasfm.models.registry import AutoChoice, choose_auto, installed, list_models, load_model
 from mbasfm.models.sift import SiftMatcher
 from mbasfm.scenery import make_room
 from mbasfm.staging import make_cameras, render
@@ -32,7 +33,8 @@ def blank(item: Photo) -> np.ndarray:
 
 def test_every_installed_model_loads_or_says_what_to_do():
     rows = {(row.kind, row.name): row for row in list_models()}
-    assert {("depth", "flat"), ("depth", "files"), ("depth", "onnx"), ("matcher", "sift")} <= set(rows)
+    assert {("depth", name) for name in ("flat", "files", "onnx")} <= set(rows)
+    assert {("matcher", name) for name in ("sift", "files", "xfeat")} <= set(rows)
     assert rows["depth", "flat"].missing == "" and rows["depth", "flat"].licence == "Apache-2.0"
     assert isinstance(load_model("depth", "flat"), DepthModel)
     assert isinstance(load_model("matcher", "sift"), Matcher)
@@ -42,6 +44,23 @@ def test_an_unknown_name_gets_a_suggestion():
     with pytest.raises(ModelNotFoundError, match="did you mean 'flat'.*installed: .*files"):
         load_model("depth", "flatt")
     assert "sift" in installed("matcher")
+
+
+def test_auto_runs_everywhere_and_says_what_would_be_better():
+    spec, sentence = choose_auto("depth")
+    assert spec in sentence and "--depth onnx:FILE" in sentence
+    spec, sentence = choose_auto("matcher")
+    assert all(isinstance(load_model("matcher", part), Matcher) for part in spec.split("+"))
+    assert spec in sentence and "--matcher sift+xfeat" in sentence
+
+
+def test_auto_is_the_first_that_can_run_and_names_the_step_before_a_better_one(monkeypatch):
+    rows = (AutoChoice("no_such:x", "a", "b", "c"), AutoChoice("flat", "no depth", "better is --depth", "onnx:FILE"))
+    monkeypatch.setitem(registry.AUTO, "depth", rows)
+    monkeypatch.setattr("mbasfm.models.onnx.OnnxDepth.missing", staticmethod(lambda: "pip install 'mbasfm[onnx]'"))
+    spec, sentence = choose_auto("depth")
+    assert spec == "flat"
+    assert sentence.endswith("better is --depth onnx:FILE (first: pip install 'mbasfm[onnx]').")
 
 
 def test_models_command_lists_them(capsys):

@@ -29,6 +29,10 @@ class Features:
     """First pixel's centre at (0.5, 0.5) [px of the upright original]."""
     descriptors: Float32[np.ndarray, "M C"]
     """Unit length."""
+    name: str = ""
+    """Of the photograph, for matchers that look pairs up instead of comparing descriptors."""
+    size: tuple[int, int] = (0, 0)
+    """Width and height of the upright original [px], for matchers that need pixels relative to it; 0 is unknown."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Depth maps that somebody else made: one file per photograph, with the photograph's name and another ending."""
 
+import hashlib
 from pathlib import Path
 
 import cv2
@@ -48,6 +49,11 @@ class FilesDepth:
         if values.ndim != 2 or not np.isfinite(values).any():
             raise InputError(f"{path}: not a depth map with at least one known value (shape {values.shape})")
         return DepthEstimate(values, is_disparity, is_metric=not is_disparity)
+
+    def content_of(self, photo: Photo) -> str:
+        """What the cache has to know besides the photograph: the depth file may change while that stays."""
+        path = self.find(photo.name)
+        return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
 
     def find(self, name: str) -> Path | None:
         """The first file that belongs to a photograph: name.npy, or name.jpg.npy, in the same subfolder."""

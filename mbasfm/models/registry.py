@@ -10,9 +10,60 @@ from mbasfm.errors import MBAError, ModelNotFoundError
 Kind = Literal["depth", "matcher"]
 
 
+@dataclass(frozen=True)
+class AutoChoice:
+    """A model that ``auto`` may stand for."""
+
+    spec: str
+    what: str
+    advice: str
+    """Ends with the option that would be better, without its value."""
+    better: str
+    """That value: NAME or NAME:ARGUMENT."""
+
+
+AUTO: dict[Kind, tuple[AutoChoice, ...]] = {
+    "depth": (
+        AutoChoice(
+            "flat", "the same depth everywhere", "a monocular depth network is better, given with --depth", "onnx:FILE"
+        ),
+    ),
+    "matcher": (
+        AutoChoice(
+            "sift+xfeat",
+            "SIFT, and XFeat where SIFT finds little",
+            "slower, but better across wide baselines, is --matcher",
+            "sift+xfeat:lighterglue",
+        ),
+        AutoChoice("sift", "precise", "where there is little texture, more is found by --matcher", "sift+xfeat"),
+    ),
+}
+"""Of each kind, ``auto`` is the first that can run."""
+
+
 def installed(kind: Kind) -> dict[str, EntryPoint]:
     """Names of all installed models of a kind."""
     return {point.name: point for point in entry_points(group=f"mbasfm.{kind}")}
+
+
+def choose_auto(kind: Kind) -> tuple[str, str]:
+    """What ``auto`` stands for here, and a sentence that says what was taken and what would be better."""
+    *others, last = AUTO[kind]
+    choice = next((choice for choice in others if not _missing(kind, choice.spec)), last)
+    first = _missing(kind, choice.better)
+    hint = f" (first: {first})" if first else ""
+    return choice.spec, f"Took {kind} model {choice.spec}, {choice.what}; {choice.advice} {choice.better}{hint}."
+
+
+def _missing(kind: Kind, spec: str) -> str:
+    """What has to be done before a model (or all of several, joined by +) can run; empty if nothing."""
+    for part in spec.split("+"):
+        name = part.partition(":")[0]
+        point = installed(kind).get(name)
+        missing = str(point.load().missing()) if point else f"install a package with the {kind} model {name}"
+        if missing:
+            return missing
+    return ""
 
 
 def load_model(kind: Kind, spec: str) -> Any:
