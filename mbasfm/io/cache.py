@@ -1,6 +1,7 @@
 """What was computed once, by content: safe against a kill at any moment.
 
-An entry is one npz file, written beside its place and moved there: it exists whole or not at all.
+An entry is one npz file, written beside its place and moved there. One that is damaged nevertheless (the machine lost
+power) counts as missing.
 """
 
 import hashlib
@@ -17,12 +18,15 @@ Arrays = Mapping[str, np.ndarray]
 class Cache:
     """A folder of results, keyed by everything they depend on."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path | None):
+        """Without a folder nothing is kept."""
         self._folder = folder
 
     def get(self, key: str, compute: Callable[[], Arrays]) -> dict[str, np.ndarray]:
         """The stored arrays of a key, or those that ``compute`` gives, stored for the next time."""
-        path = self._path(key)
+        if self._folder is None:
+            return dict(compute())
+        path = self._path(self._folder, key)
         stored = _load(path)
         if stored is not None:
             return stored
@@ -32,11 +36,12 @@ class Cache:
 
     def has(self, key: str) -> bool:
         """Whether a key is stored (it may still turn out to be damaged)."""
-        return self._path(key).is_file()
+        return self._folder is not None and self._path(self._folder, key).is_file()
 
-    def _path(self, key: str) -> Path:
+    @staticmethod
+    def _path(folder: Path, key: str) -> Path:
         digest = hashlib.sha256(key.encode()).hexdigest()
-        return self._folder / digest[:2] / f"{digest[2:]}.npz"
+        return folder / digest[:2] / f"{digest[2:]}.npz"
 
 
 def _load(path: Path) -> dict[str, np.ndarray] | None:
@@ -54,8 +59,6 @@ def _store(path: Path, arrays: Arrays) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

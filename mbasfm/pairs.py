@@ -1,0 +1,215 @@
+"""Which pairs of photographs are worth matching: all, neighbours in a sequence, or those that look alike.
+
+Looks are compared by one vector per photograph: its local descriptors, aggregated over visual words that are learned
+from the run's own photographs. Nothing has to be downloaded, and any matcher's descriptors will do.
+"""
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+Mode = Literal["auto", "exhaustive", "sequential", "retrieval"]
+Pairs = Int64[np.ndarray, "P 2"]
+Descriptors = Sequence[Float32[np.ndarray, "_ C"]]
+"""One array per frame; some may be empty."""
+
+NUM_WORDS = 256
+"""Recall rises slowly with the number of words; cost and memory, 128 kB a frame with SIFT, rise in proportion."""
+LLOYD_STEPS = 5
+MAX_TRAINING = 20_000
+"""Descriptors that the words are learned from. Five times as many cost more and find no more."""
+MAX_PER_FRAME = 2000
+CHUNK_ROWS = 2048
+ORDERED_SHARE = 0.9
+"""Of the steps from name to name; the others are lost frames and changes of folder."""
+LAST_NUMBER = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """Numbers behind the choice of pairs."""
+
+    exhaustive_up_to: int = 60
+    """``auto`` matches all pairs of at most so many frames."""
+    num_neighbours: int = 25
+    """Retrieval: so many frames that look most alike."""
+    overlap: int = 10
+    """``sequential``: so many following frames."""
+    overlap_beside_retrieval: int = 5
+    """``auto`` with ordered frames: so many following frames, as retrieval finds most of them anyway."""
+    num_words: int = NUM_WORDS
+
+
+DEFAULT_SETTINGS = PairSettings()
+
+
+def choose_pairs(
+    mode: Mode, descriptors: Descriptors, ordered: bool, seed: int, settings: PairSettings = DEFAULT_SETTINGS
+) -> tuple[Pairs, str]:
+    """Pairs to match, and a sentence that says what was chosen and why."""
+    num_frames = len(descriptors)
+    if mode == "exhaustive":
+        return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as asked for."
+    if mode == "sequential":
+        doubt = "" if ordered else ", although the names are not numbered like a sequence"
+        what = f"Each of {num_frames} frames with the {settings.overlap} following and some later ones"
+        return sequential_pairs(num_frames, settings.overlap), f"{what}, as asked for{doubt}."
+    if mode == "auto" and num_frames <= settings.exhaustive_up_to:
+        return exhaustive_pairs(num_frames), f"All pairs, as there are only {num_frames} frames."
+    if not any(array.shape[1] for array in descriptors):
+        return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as there is nothing to compare by."
+    pairs = retrieval_pairs(vlad(descriptors, seed, settings.num_words), settings.num_neighbours)
+    what = f"Each of {num_frames} frames with the {settings.num_neighbours} that look most alike"
+    if mode == "retrieval":
+        return pairs, f"{what}, as asked for."
+    why = f"as there are more than {settings.exhaustive_up_to} frames"
+    if not ordered:
+        return pairs, f"{what}, {why}."
+    following = sequential_pairs(num_frames, settings.overlap_beside_retrieval)
+    sentence = f"{what} and the {settings.overlap_beside_retrieval} following, {why} and they are numbered in sequence."
+    return _sorted_unique(np.concatenate([pairs, following])), sentence
+
+
+def exhaustive_pairs(num_frames: int) -> Pairs:
+    """Every pair i < j, in lexicographic order."""
+    return np.stack(np.triu_indices(num_frames, k=1), axis=1).astype(np.int64)
+
+
+def sequential_pairs(num_frames: int, overlap: int = 10) -> Pairs:
+    """Each frame with the ``overlap`` following ones and, beyond them, with those 2, 4, 8, 16 ... frames later.
+
+    The powers of two tie distant parts of a sequence together, like COLMAP's quadratic overlap, but up to its end.
+    """
+    powers = {1 << exponent for exponent in range(num_frames.bit_length())}
+    steps = sorted(powers.union(range(1, overlap + 1)))
+    first = np.repeat(np.arange(num_frames), len(steps))
+    pairs = np.stack([first, first + np.tile(steps, num_frames)], axis=1).astype(np.int64)
+    return pairs[pairs[:, 1] < num_frames]
+
+
+def retrieval_pairs(vectors: Float32[np.ndarray, "N D"], num_neighbours: int) -> Pairs:
+    """Each frame with those most similar to it: i < j, sorted, each pair once.
+
+    A frame of which nothing is known, a zero vector, is in no pair.
+    """
+    (known,) = np.nonzero(np.any(vectors, axis=1))
+    neighbours = known[_nearest(vectors[known], num_neighbours)]
+    first = np.broadcast_to(known[:, None], neighbours.shape)
+    return _sorted_unique(np.stack([first, neighbours], axis=-1).reshape(-1, 2))
+
+
+def recall_at_k(vectors: Float32[np.ndarray, "N D"], relevant: Bool[np.ndarray, "N N"], k: int) -> float:
+    """Share of a frame's relevant frames among its k nearest, of at most k; the mean over frames that have any.
+
+    NaN if no frame has any.
+    """
+    relevant = relevant & ~np.eye(len(relevant), dtype=bool)
+    found = np.take_along_axis(relevant, _nearest(vectors, k), axis=1).sum(axis=1)
+    possible = np.minimum(relevant.sum(axis=1), k)
+    return float(np.mean(found[possible > 0] / possible[possible > 0])) if possible.any() else math.nan
+
+
+def vlad(descriptors: Descriptors, seed: int, num_words: int = NUM_WORDS) -> Float32[np.ndarray, "N D"]:
+    """One unit vector per frame, by vectors of locally aggregated descriptors (Jegou et al., CVPR 2010).
+
+    For each visual word the residuals of its descriptors are summed, and each sum is normalised (Arandjelovic and
+    Zisserman, CVPR 2013), so that one repeated texture does not drown the rest. Square roots of the entries and
+    whitening were tried: the first changes nothing after that, the second loses recall. A frame without descriptors is
+    a zero vector. With fewer descriptors than words, there are fewer words.
+    """
+    share = max(MAX_TRAINING // max(len(descriptors), 1), 1)
+    training = np.concatenate([_spread(array, share) for array in descriptors])
+    words = _learn_words(np.random.default_rng(seed).permutation(training), num_words)
+    sums = (_residual_sums(_spread(array, MAX_PER_FRAME), words) for array in descriptors)
+    return _normalise(np.stack([_normalise(array).ravel() for array in sums]))
+
+
+def looks_ordered(names: Sequence[str]) -> bool:
+    """Whether names, in the order given, are numbered like the frames of a video: the same text and equal steps.
+
+    Some lost frames and several folders are allowed. Numbers without leading zeros that were sorted as text, 1, 10, 2,
+    are not in the order of time: the answer is no.
+    """
+    numbered = [_split_number(name) for name in names]
+    steps: defaultdict[str, list[int]] = defaultdict(list)
+    for (text, number), (next_text, next_number) in zip(numbered[:-1], numbered[1:], strict=True):
+        if text == next_text and next_number > number:
+            steps[text].append(next_number - number)
+    regular = sum(max(Counter(found).values()) for found in steps.values())
+    return len(names) >= 3 and regular >= ORDERED_SHARE * (len(names) - 1)
+
+
+def _split_number(name: str) -> tuple[str, int]:
+    """The name around its last number, and that number; -1 where there is none, so that no step is upwards."""
+    stem, dot, ending = name.rpartition(".")
+    found = LAST_NUMBER.fullmatch(stem if dot else ending)
+    return (f"{found[1]}*{found[3]}", int(found[2])) if found else (name, -1)
+
+
+def _sorted_unique(pairs: Int64[np.ndarray, "Q 2"]) -> Pairs:
+    return np.unique(np.sort(pairs, axis=1), axis=0)
+
+
+def _nearest(vectors: Float32[np.ndarray, "N D"], k: int) -> Int64[np.ndarray, "N k"]:
+    """The k rows (all others, if fewer) with the largest inner product, largest first; of equals the first."""
+    num_rows = len(vectors)
+    nearest = np.zeros((num_rows, max(min(k, num_rows - 1), 0)), np.int64)
+    for start in range(0, num_rows, CHUNK_ROWS):
+        similarity = vectors[start : start + CHUNK_ROWS] @ vectors.T
+        rows = np.arange(len(similarity))
+        similarity[rows, start + rows] = -np.inf
+        nearest[start : start + CHUNK_ROWS] = np.argsort(-similarity, axis=1, kind="stable")[:, : nearest.shape[1]]
+    return nearest
+
+
+def _spread(rows: Float32[np.ndarray, "_ C"], count: int) -> Float32[np.ndarray, "_ C"]:
+    """At most ``count`` rows at equal distances: a fair share of the image, whether sorted by place or by strength."""
+    return rows if len(rows) <= count else rows[np.arange(count) * len(rows) // count]
+
+
+def _learn_words(training: Float32[np.ndarray, "M C"], num_words: int) -> Float32[np.ndarray, "W C"]:
+    """k-means by Lloyd's iterations that start at the first descriptors. A word that loses all of its own stays."""
+    words = training[:num_words].copy()
+    for _ in range(LLOYD_STEPS if len(words) else 0):
+        present, sums, counts = _sums_by_word(training, _assign(training, words))
+        words[present] = sums / counts[:, None]
+    return words
+
+
+def _assign(descriptors: Float32[np.ndarray, "M C"], words: Float32[np.ndarray, "W C"]) -> Int64[np.ndarray, " M"]:
+    """The nearest word of each descriptor: the smallest |w|^2 / 2 - d w."""
+    half_squares = np.sum(words**2, axis=1) / 2
+    chunks = range(0, len(descriptors), CHUNK_ROWS)
+    found = [np.argmin(half_squares - descriptors[i : i + CHUNK_ROWS] @ words.T, axis=1) for i in chunks]
+    return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def _sums_by_word(
+    descriptors: Float32[np.ndarray, "M C"], word: Int64[np.ndarray, " M"]
+) -> tuple[Int64[np.ndarray, " V"], Float32[np.ndarray, "V C"], Int64[np.ndarray, " V"]]:
+    """The words that occur, the sum of each one's descriptors, and their number."""
+    order = np.argsort(word, kind="stable")
+    present, starts, counts = np.unique(word[order], return_index=True, return_counts=True)
+    return present, np.add.reduceat(descriptors[order], starts, axis=0), counts
+
+
+def _residual_sums(
+    descriptors: Float32[np.ndarray, "M C"], words: Float32[np.ndarray, "W C"]
+) -> Float32[np.ndarray, "W C"]:
+    sums = np.zeros_like(words)
+    if len(descriptors):
+        present, totals, counts = _sums_by_word(descriptors, _assign(descriptors, words))
+        sums[present] = totals - counts[:, None].astype(np.float32) * words[present]
+    return sums
+
+
+def _normalise(rows: Float32[np.ndarray, "R D"]) -> Float32[np.ndarray, "R D"]:
+    """Rows of unit length; a row of zeros stays one."""
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(length > 0, length, 1)
