@@ -1,0 +1,391 @@
+"""Classical bundle adjustment from our cameras: tracks, triangulation, pycolmap, outliers out, again.
+
+The matches of some tracks are held out. Polish is only believed where it does not make their epipolar distances worse.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pycolmap
+import torch
+from jaxtyping import Bool, Float64, Int64, Integer
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from mbasfm.geometry import compose, invert, pixel_rays, rotation_angle
+from mbasfm.residuals import REFERENCE_LONG_SIDE
+from mbasfm.sampling import Keypoints
+from mbasfm.twoview import TwoView
+from mbasfm.types import Cameras, Intrinsics
+
+MAX_PASSES, FAR_DEG = 2, 0.2
+"""If cameras turned by more, tracks are triangulated afresh: the old ones were chosen by worse cameras."""
+HELD_OUT_SHARE, MAX_HELD_OUT_SHARE = 0.05, 0.2
+MIN_HELD_OUT = 30
+MIN_POINTS = 30
+MIN_LEFT = 0.5
+"""Share of the points that must survive: otherwise cameras moved to please a few."""
+MAX_ERROR_PX = 4.0
+MIN_ANGLE_DEG = 1.5
+MIN_NOISE_PX = 0.05
+RAYLEIGH_MEDIAN = 1.1774
+"""Median length of a 2-vector of unit normal numbers."""
+ROUGH_TOLERANCE, FINE_TOLERANCES = 1e-4, (1e-5, 1e-6)
+CENTER_SIGMA = 0.01
+"""Real lenses are some pixels off centre [share of the long side]."""
+RADIAL_SIGMA = 0.1
+FOCAL_SIGMA = 0.2
+"""Relative: what adjustment and the search for a focal length are worth where tracks cannot tell."""
+SPREAD_FACTOR = 3.0
+"""Errors of features are not independent: the spread that bundle adjustment states is too small by about this."""
+WORSE = 1.15
+"""Held-out matches may get worse by this factor before polish is refused: adjustment has seen them, polish has not."""
+
+
+@dataclass(frozen=True)
+class Polished:
+    """What polish made of one component."""
+
+    model: pycolmap.Reconstruction
+    cameras: Cameras
+    used: bool
+    reason: str
+    """Why the cameras were left as they were; empty if polish was used."""
+    held_out_px: tuple[float, float]
+    """Median epipolar distance of held-out matches before and after."""
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """Which intrinsics bundle adjustment may change."""
+
+    focal: bool
+    lens: bool
+    """Principal point and radial term, under a prior."""
+
+
+HELD = Freedom(False, False)
+
+
+@dataclass(frozen=True)
+class PolishSettings:
+    """How to polish."""
+
+    freedom: Freedom
+    tracks_per_frame: int = 1000
+    """Bundle adjustment uses this many tracks of every frame, the longest."""
+    seed: int = 0
+
+
+def camera_of(intrinsics: Intrinsics, frame: int, camera_id: int, freedom: Freedom) -> pycolmap.Camera:
+    """The simplest COLMAP camera that holds a frame's intrinsics and what may still change."""
+    width, height = intrinsics.sizes[frame].tolist()
+    fx, fy = intrinsics.focal[frame].tolist()
+    cx, cy = intrinsics.center[frame].tolist()
+    lens = intrinsics.distortion[frame].tolist()
+    if any(lens[1:]):
+        model, params = "OPENCV", [fx, fy, cx, cy, *lens]
+    elif freedom.lens or lens[0]:
+        model, params = ("SIMPLE_RADIAL", [fx, cx, cy, lens[0]]) if fx == fy else ("OPENCV", [fx, fy, cx, cy, *lens])
+    else:
+        model, params = ("SIMPLE_PINHOLE", [fx, cx, cy]) if fx == fy else ("PINHOLE", [fx, fy, cx, cy])
+    return pycolmap.Camera(model=model, width=width, height=height, params=params, camera_id=camera_id)
+
+
+def build_model(
+    names: Sequence[str], frames: Sequence[int], cameras: Cameras, keypoints: Sequence[Keypoints], freedom: Freedom
+) -> pycolmap.Reconstruction:
+    """A COLMAP model with cameras and images but no points; image ids are frame numbers plus one."""
+    model = pycolmap.Reconstruction()
+    for frame in frames:
+        group = int(cameras.intrinsics.group[frame]) + 1
+        if group not in model.cameras:
+            model.add_camera_with_trivial_rig(camera_of(cameras.intrinsics, frame, group, freedom))
+        image = pycolmap.Image(
+            name=names[frame],
+            keypoints=keypoints[frame].pixels.astype(np.float64),
+            camera_id=group,
+            image_id=frame + 1,
+        )
+        pose = pycolmap.Rigid3d(cameras.cam_from_world[frame].numpy())
+        model.add_image_with_trivial_frame(image, pose)
+    return model
+
+
+def read_back(model: pycolmap.Reconstruction, cameras: Cameras) -> Cameras:
+    """Cameras with the model's poses and intrinsics; frames that the model does not hold stay."""
+    pose = cameras.cam_from_world.clone()
+    old = cameras.intrinsics
+    focal, center, distortion = old.focal.clone(), old.center.clone(), old.distortion.clone()
+    for image_id, image in model.images.items():
+        if image.has_pose:
+            frame = image_id - 1
+            pose[frame] = torch.from_numpy(image.cam_from_world().matrix())
+            camera = model.cameras[image.camera_id]
+            focal[frame] = torch.tensor([camera.focal_length_x, camera.focal_length_y], dtype=torch.float64)
+            center[frame] = torch.tensor([camera.principal_point_x, camera.principal_point_y], dtype=torch.float64)
+            extra = list(camera.params[camera.extra_params_idxs()])
+            distortion[frame] = torch.tensor([*extra, 0.0, 0.0, 0.0, 0.0][:4], dtype=torch.float64)
+    return replace(
+        cameras, cam_from_world=pose, intrinsics=replace(old, focal=focal, center=center, distortion=distortion)
+    )
+
+
+class Mapper:
+    """Triangulation and bundle adjustment of one model, by COLMAP's own parts."""
+
+    def __init__(self, model: pycolmap.Reconstruction, views: Sequence[TwoView], matches: Sequence[np.ndarray]):
+        self.model = model
+        self.prior_focal = {number: camera.mean_focal_length() for number, camera in model.cameras.items()}
+        graph = pycolmap.CorrespondenceGraph()
+        for image_id, image in model.images.items():
+            graph.add_image(image_id, len(image.points2D))
+        for view, pairs in zip(views, matches, strict=True):
+            geometry = pycolmap.TwoViewGeometry()
+            geometry.inlier_matches = pairs.astype(np.uint32)
+            graph.add_two_view_geometry(view.i + 1, view.j + 1, geometry)
+        graph.finalize()
+        self._graph = graph  # the parts below hold it without keeping it alive
+        self.observations = pycolmap.ObservationManager(model, graph)
+        self._triangulator = pycolmap.IncrementalTriangulator(graph, model, self.observations)
+        self._options = pycolmap.IncrementalTriangulatorOptions()
+        self._options.random_seed = 0
+        self._options.ignore_two_view_tracks = False
+
+    def triangulate(self) -> None:
+        """Points from all images, tracks completed and merged."""
+        for image_id in sorted(self.model.images):
+            self._triangulator.triangulate_image(self._options, image_id)
+        self.complete()
+
+    def complete(self) -> None:
+        """Let tracks grow and join where that fits the cameras as they are now."""
+        self._triangulator.complete_all_tracks(self._options)
+        self._triangulator.merge_all_tracks(self._options)
+
+    def adjust(self, freedom: Freedom, loss_px: float, tolerance: float) -> pycolmap.CeresBundleAdjuster:
+        """Move cameras and points to the minimum of the robust reprojection error."""
+        options = pycolmap.BundleAdjustmentOptions()
+        options.refine_focal_length = freedom.focal
+        options.refine_extra_params = freedom.lens
+        options.refine_principal_point = freedom.lens
+        options.print_summary = False
+        options.min_track_length = 2
+        options.ceres.loss_function_type = pycolmap.LossFunctionType.CAUCHY
+        options.ceres.loss_function_scale = loss_px
+        options.ceres.auto_select_solver_type = True
+        options.ceres.solver_options.function_tolerance = tolerance
+        options.ceres.solver_options.num_threads = 1  # with more, sums come in another order each time
+        config = pycolmap.BundleAdjustmentConfig()
+        for image_id in self.model.images:
+            config.add_image(image_id)
+        config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+        adjuster = pycolmap.create_default_ceres_bundle_adjuster(options, config, self.model)
+        adjuster.solve()
+        return adjuster
+
+    def noise_px(self) -> float:
+        """Standard deviation of an image coordinate, from the median error of the points."""
+        self.model.update_point_3d_errors()
+        errors = [point.error for point in self.model.points3D.values()]
+        return float(np.median(errors)) / RAYLEIGH_MEDIAN if errors else 1.0
+
+    def settle(self, freedom: Freedom, px: float) -> None:
+        """Adjust and filter, first roughly, then at the scale of the noise that was found."""
+        self.adjust(Freedom(freedom.focal, False), px, ROUGH_TOLERANCE)
+        self.filter(MAX_ERROR_PX * px)
+        for tolerance in FINE_TOLERANCES:
+            noise = max(self.noise_px(), MIN_NOISE_PX * px)
+            adjuster = self.adjust(freedom, 2 * noise, tolerance)
+            if freedom == HELD:
+                self.filter(max(8 * noise, px))
+        if freedom != HELD:
+            self.shrink(adjuster, freedom, noise)
+            self.adjust(HELD, 2 * noise, FINE_TOLERANCES[-1])
+            self.filter(max(8 * noise, px))
+
+    def filter(self, max_error_px: float) -> None:
+        """Remove observations that do not fit, and points seen under a tiny angle; let tracks grow before."""
+        self.complete()
+        self.observations.filter_all_points3D(max_error_px, MIN_ANGLE_DEG)
+
+    def shrink(self, adjuster: pycolmap.CeresBundleAdjuster, freedom: Freedom, noise_px: float) -> None:
+        """Pull intrinsics towards their prior, as far as the data leaves them open.
+
+        With a Gaussian prior (P) and the spread (S) of the free estimate, the most probable value is
+        P (P + S)^-1 of the way from the prior to the estimate; no spread means all of it.
+        """
+        covariance = pycolmap.estimate_ba_covariance(pycolmap.BACovarianceOptions(), self.model, adjuster)
+        for number, camera in self.model.cameras.items():
+            spread = None if covariance is None else covariance.get_other_params_cov(camera.params)
+            scaled = None if spread is None else spread * (SPREAD_FACTOR * noise_px) ** 2
+            shrink_camera(camera, self.prior_focal[number], freedom, scaled)
+
+
+def shrink_camera(camera: pycolmap.Camera, focal: float, freedom: Freedom, spread: np.ndarray | None) -> None:
+    """Move one camera's free parameters to their most probable values; without spread, to the prior.
+
+    Rows of the spread are those of the free parameters, in their order.
+    """
+    long_side = max(camera.width, camera.height)
+    kinds = [(camera.focal_length_idxs(), freedom.focal, [focal] * 2, FOCAL_SIGMA * focal)]
+    kinds += [
+        (camera.principal_point_idxs(), freedom.lens, [camera.width / 2, camera.height / 2], CENTER_SIGMA * long_side)
+    ]
+    kinds += [(camera.extra_params_idxs(), freedom.lens, [0.0] * 4, RADIAL_SIGMA)]
+    rows = [
+        (index, mean, sigma)
+        for indices, free, means, sigma in kinds
+        if free
+        for index, mean in zip(indices, means, strict=False)
+    ]
+    rows.sort()
+    index, prior, sigma = (np.array(column) for column in zip(*rows, strict=True))
+    params = np.array(camera.params)
+    if spread is None or spread.shape[0] != len(index) or not np.isfinite(spread).all():
+        params[index] = prior
+    else:
+        believed = np.diag(sigma**2)
+        params[index] = prior + believed @ np.linalg.inv(believed + spread) @ (params[index] - prior)
+    camera.params = params.tolist()
+
+
+@dataclass(frozen=True)
+class Split:
+    """For every pair, which of its matches bundle adjustment gets and which are kept to check it."""
+
+    used: list[Bool[np.ndarray, " _"]]
+    held: list[Bool[np.ndarray, " _"]]
+
+
+def split_matches(views: Sequence[TwoView], num_keypoints: Sequence[int], tracks_per_frame: int, seed: int) -> Split:
+    """Hold out a seeded share of all tracks, if these are many; of the rest use each frame's longest tracks.
+
+    A track is all keypoints that matches connect. Beyond some hundreds per frame further tracks cost time but hardly
+    add precision.
+    """
+    offset = np.concatenate([[0], np.cumsum(num_keypoints)])
+    first = np.concatenate([offset[view.i] + view.matches[:, 0] for view in views])
+    second = np.concatenate([offset[view.j] + view.matches[:, 1] for view in views])
+    size = int(offset[-1])
+    links = coo_matrix((np.ones(len(first), dtype=bool), (first, second)), shape=(size, size))
+    num_tracks, track = connected_components(links, directed=False)
+    generator = np.random.default_rng(seed)
+    share = np.clip(1.5 * MIN_HELD_OUT / max(len(first), 1), HELD_OUT_SHARE, MAX_HELD_OUT_SHARE)
+    held = generator.random(num_tracks) < share
+    held &= held[track[first]].sum() >= MIN_HELD_OUT
+    frame = np.repeat(np.arange(len(num_keypoints)), num_keypoints)
+    priority = np.where(held, 0, np.bincount(track, minlength=num_tracks)) + generator.random(num_tracks)
+    chosen = longest_tracks(frame, track, priority, tracks_per_frame) & ~held
+    pieces = np.cumsum([view.num_inliers for view in views])[:-1]
+    return Split(np.split(chosen[track[first]], pieces), np.split(held[track[first]], pieces))
+
+
+def longest_tracks(
+    frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"], priority: Float64[np.ndarray, " T"], count: int
+) -> Bool[np.ndarray, " T"]:
+    """Tracks that are among the first ``count``, by priority, of at least one frame they touch."""
+    order = np.lexsort((-priority[track], frame))
+    begin = np.searchsorted(frame[order], np.arange(frame.max(initial=0) + 1))
+    rank = np.arange(len(order)) - begin[frame[order]]
+    chosen = np.zeros(len(priority), dtype=bool)
+    chosen[track[order[rank < count]]] = True
+    return chosen
+
+
+def held_out_error_px(
+    cameras: Cameras,
+    views: Sequence[TwoView],
+    keypoints: Sequence[Keypoints],
+    held: Sequence[Bool[np.ndarray, " _"]],
+) -> float:
+    """Median distance of held-out matches to their epipolar lines, at a long side of 1024: mismatches must not vote."""
+    distances = []
+    for view, chosen in zip(views, held, strict=True):
+        if not chosen.any():
+            continue
+        rays = []
+        for frame, index in zip((view.i, view.j), view.matches[chosen].T, strict=True):
+            pixels = torch.from_numpy(keypoints[frame].pixels[index]).double()
+            flat = pixel_rays(pixels, cameras.intrinsics, torch.tensor(frame))
+            rays.append(torch.cat([flat, torch.ones_like(flat[:, :1])], 1))
+        relative = compose(cameras.cam_from_world[view.j], invert(cameras.cam_from_world[view.i]))
+        base = rays[0] @ relative[:, :3].T
+        line = torch.linalg.cross(base, relative[:, 3].expand_as(base))
+        across = (line * rays[1]).sum(-1).abs() / line[:, :2].norm(dim=-1).clamp_min(1e-15)
+        focal = cameras.intrinsics.focal[view.j].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[view.j].max()
+        distances.append((across * focal).nan_to_num(nan=torch.inf))
+    return float(torch.cat(distances).median()) if distances else float("nan")
+
+
+def triangulate(
+    names: Sequence[str],
+    frames: Sequence[int],
+    cameras: Cameras,
+    views: Sequence[TwoView],
+    keypoints: Sequence[Keypoints],
+) -> pycolmap.Reconstruction:
+    """A model with all tracks that fit the cameras as they are."""
+    mine = _inside(views, frames)
+    mapper = Mapper(build_model(names, frames, cameras, keypoints, HELD), mine, [view.matches for view in mine])
+    mapper.triangulate()
+    mapper.filter(MAX_ERROR_PX * _px(cameras, frames))
+    mapper.model.update_point_3d_errors()
+    return mapper.model
+
+
+def polish(
+    names: Sequence[str],
+    frames: Sequence[int],
+    cameras: Cameras,
+    views: Sequence[TwoView],
+    keypoints: Sequence[Keypoints],
+    settings: PolishSettings,
+) -> Polished:
+    """Refine one component's cameras, or leave them and say why; the model has all tracks in either case."""
+    mine = _inside(views, frames)
+    split = split_matches(mine, [len(points.pixels) for points in keypoints], settings.tracks_per_frame, settings.seed)
+    before = held_out_error_px(cameras, mine, keypoints, split.held)
+    used = [view.matches[chosen] for view, chosen in zip(mine, split.used, strict=True)]
+    reason, after, polished = "", float("nan"), cameras
+    prior_focal = None
+    for _ in range(MAX_PASSES):
+        mapper = Mapper(build_model(names, frames, polished, keypoints, settings.freedom), mine, used)
+        prior_focal = mapper.prior_focal = prior_focal or mapper.prior_focal
+        mapper.triangulate()
+        num_points = mapper.model.num_points3D()
+        if num_points < MIN_POINTS:
+            reason = f"only {num_points} points could be triangulated; {MIN_POINTS} are needed"
+            break
+        mapper.settle(settings.freedom, _px(cameras, frames))
+        if mapper.model.num_points3D() < MIN_LEFT * num_points:
+            reason = f"only {mapper.model.num_points3D()} of {num_points} points were left"
+            break
+        earlier, polished = polished, read_back(mapper.model, polished)
+        if _turned_deg(earlier, polished, mine) < FAR_DEG:
+            break
+    if not reason:
+        after = held_out_error_px(polished, mine, keypoints, split.held)
+        if after > WORSE * before:
+            reason = f"held-out matches got worse, {before:.2f} to {after:.2f} px"
+    polished = cameras if reason else polished
+    model = triangulate(names, frames, polished, views, keypoints)
+    return Polished(model, polished, not reason, reason, (before, after))
+
+
+def _turned_deg(before: Cameras, after: Cameras, views: Sequence[TwoView]) -> float:
+    """Median change of the relative rotation of pairs."""
+    i, j = torch.tensor([(view.i, view.j) for view in views]).T
+    relative = [c.cam_from_world[j, :, :3] @ c.cam_from_world[i, :, :3].mT for c in (before, after)]
+    return float(rotation_angle(relative[0] @ relative[1].mT).rad2deg().median())
+
+
+def _inside(views: Sequence[TwoView], frames: Sequence[int]) -> list[TwoView]:
+    chosen = set(frames)
+    return [view for view in views if view.i in chosen and view.j in chosen]
+
+
+def _px(cameras: Cameras, frames: Sequence[int]) -> float:
+    """One pixel at a long side of 1024, in pixels of the largest photograph."""
+    return float(cameras.intrinsics.sizes[list(frames)].max()) / REFERENCE_LONG_SIDE

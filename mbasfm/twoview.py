@@ -1,0 +1,230 @@
+"""Two frames: which of their matches agree with one relative pose, and which pose that is.
+
+RANSAC is poselib's (LO-RANSAC with the five-point or seven-point solver). Whether a pair is more than chance is decided
+by the expected number of false alarms, so that few but clean matches count and many random ones do not.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import poselib
+from jaxtyping import Bool, Float64, Int64
+from scipy.special import gammaln
+
+from mbasfm.residuals import REFERENCE_LONG_SIDE
+
+MIN_INLIERS = 12
+MIN_INLIER_RATIO = 0.25
+MAX_LOG10_FALSE_ALARMS = -3.0
+MAX_ITERATIONS = 2000
+MIN_ITERATIONS = 100
+ESSENTIAL_POINTS, FUNDAMENTAL_POINTS = 5, 7
+LN_10 = float(np.log(10.0))
+PLANE_SHARE = 0.9
+"""A pair with this share of its inliers on one homography says little about its translation."""
+GRID = 16
+"""Cells per side in which matches are counted to estimate co-visibility."""
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Intrinsics of one frame, in numpy."""
+
+    focal: Float64[np.ndarray, " 2"]
+    center: Float64[np.ndarray, " 2"]
+    distortion: Float64[np.ndarray, " 4"]
+    size: Int64[np.ndarray, " 2"]
+
+    @property
+    def px_per_reference_px(self) -> float:
+        """Thresholds are at a long side of 1024."""
+        return float(self.size.max()) / REFERENCE_LONG_SIDE
+
+    def camera(self) -> dict[str, object]:
+        """As poselib wants it."""
+        width, height = (int(value) for value in self.size)
+        params = [*self.focal, *self.center, *self.distortion]
+        model = "OPENCV" if self.distortion.any() else "PINHOLE"
+        return {"model": model, "width": width, "height": height, "params": params[: 8 if model == "OPENCV" else 4]}
+
+
+@dataclass(frozen=True)
+class TwoView:
+    """A verified pair of frames i < j."""
+
+    i: int
+    j: int
+    matches: Int64[np.ndarray, "M 2"]
+    """Features of i and j that agree with the pose (or with the fundamental matrix)."""
+    j_from_i: Float64[np.ndarray, "3 4"]
+    """Translation of unit length; NaN while the focal length is unknown."""
+    fundamental: Float64[np.ndarray, "3 3"]
+    """x_j^T F x_i = 0 in pixels."""
+    is_planar: bool
+    """One homography explains nearly all inliers: a plane, or a camera that only turned."""
+    log10_false_alarms: float
+    inlier_ratio: float
+    """Share of the pair's matches that agree; where few do, the pose is often wrong however many they are."""
+    covisibility: tuple[float, float]
+    """Share of the frame's textured area that the other sees, for i and for j."""
+
+    @property
+    def num_inliers(self) -> int:
+        """Number of matches that agree."""
+        return len(self.matches)
+
+    @property
+    def strength(self) -> float:
+        """How much the pair's pose is worth: many inliers count little among many more outliers."""
+        return self.num_inliers * self.inlier_ratio**2
+
+
+def verify(
+    frames: tuple[int, int],
+    pixels: tuple[Float64[np.ndarray, "A 2"], Float64[np.ndarray, "B 2"]],
+    matches: Int64[np.ndarray, "M 2"],
+    lenses: tuple[Lens, Lens],
+    max_error_px: float,
+    calibrated: bool,
+) -> TwoView | None:
+    """The pair if its matches agree by more than chance, else None. ``max_error_px`` at a long side of 1024."""
+    if len(matches) < MIN_INLIERS:
+        return None
+    points_i, points_j = pixels[0][matches[:, 0]], pixels[1][matches[:, 1]]
+    scale = float(np.sqrt(lenses[0].px_per_reference_px * lenses[1].px_per_reference_px))
+    limit = max_error_px * scale
+    estimate = _essential if calibrated else _fundamental
+    j_from_i, fundamental, inliers = estimate(points_i, points_j, lenses, limit)
+    minimal = ESSENTIAL_POINTS if calibrated else FUNDAMENTAL_POINTS
+    chance = max(_chance(points_i, limit), _chance(points_j, limit))
+    alarms = log10_false_alarms(len(matches), int(inliers.sum()), minimal, chance)
+    if inliers.sum() < MIN_INLIERS or inliers.mean() < MIN_INLIER_RATIO or alarms > MAX_LOG10_FALSE_ALARMS:
+        return None
+    straight_i, straight_j = _straighten(points_i[inliers], lenses[0]), _straighten(points_j[inliers], lenses[1])
+    planar = _share_on_a_plane(straight_i, straight_j, limit) >= PLANE_SHARE
+    covisibility = (
+        covered_share(pixels[0], points_i[inliers], lenses[0].size),
+        covered_share(pixels[1], points_j[inliers], lenses[1].size),
+    )
+    ratio = float(inliers.mean())
+    return TwoView(*frames, matches[inliers], j_from_i, fundamental, planar, alarms, ratio, covisibility)
+
+
+def calibrate_view(
+    view: TwoView,
+    pixels: tuple[Float64[np.ndarray, "A 2"], Float64[np.ndarray, "B 2"]],
+    lenses: tuple[Lens, Lens],
+    max_error_px: float,
+) -> TwoView | None:
+    """Give a pair that was verified without focal length its pose, once that is known."""
+    found = verify((view.i, view.j), pixels, view.matches, lenses, max_error_px, calibrated=True)
+    return (
+        None
+        if found is None
+        else replace(
+            found, log10_false_alarms=view.log10_false_alarms, inlier_ratio=view.inlier_ratio * found.inlier_ratio
+        )
+    )
+
+
+def _essential(
+    points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], lenses: tuple[Lens, Lens], limit: float
+) -> tuple[Float64[np.ndarray, "3 4"], Float64[np.ndarray, "3 3"], Bool[np.ndarray, " M"]]:
+    options = {"max_epipolar_error": limit, "max_iterations": MAX_ITERATIONS, "min_iterations": MIN_ITERATIONS}
+    pose, info = poselib.estimate_relative_pose(
+        points_i, points_j, lenses[0].camera(), lenses[1].camera(), {**options, "seed": 0}, {}
+    )
+    translation = pose.t / max(float(np.linalg.norm(pose.t)), 1e-12)
+    j_from_i = np.column_stack([pose.R, translation])
+    return j_from_i, fundamental_from_pose(j_from_i, lenses), np.asarray(info["inliers"], dtype=bool)
+
+
+def _fundamental(
+    points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], lenses: tuple[Lens, Lens], limit: float
+) -> tuple[Float64[np.ndarray, "3 4"], Float64[np.ndarray, "3 3"], Bool[np.ndarray, " M"]]:
+    del lenses
+    options = {"max_epipolar_error": limit, "max_iterations": MAX_ITERATIONS, "min_iterations": MIN_ITERATIONS}
+    matrix, info = poselib.estimate_fundamental(points_i, points_j, {**options, "seed": 0}, {})
+    return np.full((3, 4), np.nan), np.asarray(matrix), np.asarray(info["inliers"], dtype=bool)
+
+
+def fundamental_from_pose(
+    j_from_i: Float64[np.ndarray, "3 4"], lenses: tuple[Lens, Lens]
+) -> Float64[np.ndarray, "3 3"]:
+    """K_j^-T [t]x R K_i^-1, the lens taken as free of distortion."""
+    x, y, z = j_from_i[:, 3]
+    essential = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]) @ j_from_i[:, :3]
+    inverse_i, inverse_j = (np.linalg.inv(calibration_matrix(lens)) for lens in lenses)
+    matrix = inverse_j.T @ essential @ inverse_i
+    return matrix / max(float(np.linalg.norm(matrix)), 1e-300)
+
+
+def calibration_matrix(lens: Lens) -> Float64[np.ndarray, "3 3"]:
+    """K."""
+    (fx, fy), (cx, cy) = lens.focal, lens.center
+    return np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1.0]])
+
+
+def log10_false_alarms(num_matches: int, num_inliers: int, minimal: int, chance: float) -> float:
+    """Expected number of models that random matches would support as well (Moisan & Stival, IJCV 2004).
+
+    Chance is the probability that a random match lies near a given epipolar line.
+    """
+    if num_inliers <= minimal:
+        return np.inf
+    tests = np.log((num_matches - minimal) * (3 if minimal == FUNDAMENTAL_POINTS else 10))
+    subsets = _log_binomial(num_matches, num_inliers) + _log_binomial(num_inliers, minimal)
+    return float((tests + subsets + (num_inliers - minimal) * np.log(chance)) / LN_10)
+
+
+def _log_binomial(n: int, k: int) -> float:
+    return float(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
+
+
+def _chance(points: Float64[np.ndarray, "M 2"], limit: float) -> float:
+    """Share of the area in which matches lie that is near a given line: an object in the middle is not the image."""
+    width, height = np.maximum(np.sqrt(12) * points.std(0), 4 * limit)  # sides of a uniform box with this spread
+    return float(min(0.5, 2 * limit * np.hypot(width, height) / (width * height)))
+
+
+def _straighten(points: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.ndarray, "M 2"]:
+    """Pixels as the lens would show them if it did not distort: only then a plane is a homography."""
+    if not lens.distortion.any():
+        return points
+    camera = lens.camera()
+    model = poselib.Camera(camera["model"], camera["params"], camera["width"], camera["height"])
+    return model.unproject(points) * lens.focal + lens.center
+
+
+def _share_on_a_plane(
+    points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], limit: float
+) -> float:
+    options = {"max_reproj_error": limit, "max_iterations": 500, "min_iterations": 50, "seed": 0}
+    _, info = poselib.estimate_homography(points_i, points_j, options, {})
+    return float(np.mean(info["inliers"]))
+
+
+def covered_share(
+    features: Float64[np.ndarray, "A 2"], matched: Float64[np.ndarray, "M 2"], size: Int64[np.ndarray, " 2"]
+) -> float:
+    """Share of the cells that hold features which also hold a match, or lie between matches.
+
+    Cells without features are left out: sky and bare walls say nothing about what the other frame sees.
+    """
+    occupied, seen = _cells(features, size), _cells(matched, size)
+    between = _filled(seen, axis=0) & _filled(seen, axis=1)
+    return float((occupied & (seen | between)).sum() / max(int(occupied.sum()), 1))
+
+
+def _cells(pixels: Float64[np.ndarray, "M 2"], size: Int64[np.ndarray, " 2"]) -> Bool[np.ndarray, "16 16"]:
+    index = np.clip((pixels / size * GRID).astype(np.int64), 0, GRID - 1)
+    cells = np.zeros((GRID, GRID), dtype=bool)
+    cells[index[:, 1], index[:, 0]] = True
+    return cells
+
+
+def _filled(cells: Bool[np.ndarray, "16 16"], axis: int) -> Bool[np.ndarray, "16 16"]:
+    """Between the first and the last cell that is set, along an axis."""
+    forward = np.logical_or.accumulate(cells, axis)
+    backward = np.flip(np.logical_or.accumulate(np.flip(cells, axis), axis), axis)
+    return forward & backward

@@ -1,0 +1,408 @@
+"""Classical bundle adjustment: better cameras or the old ones, and files that COLMAP reads."""
+
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pycolmap
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import (
+    all_views,
+    keypoints_with,
+    make_lens,
+    make_pose,
+    orbit,
+    photograph,
+    pose_errors_deg,
+    relief,
+    true_cameras,
+    true_view,
+)
+from scipy.spatial.transform import Rotation
+
+from mbasfm.polish import (
+    HELD,
+    HELD_OUT_SHARE,
+    MIN_POINTS,
+    Freedom,
+    Mapper,
+    PolishSettings,
+    build_model,
+    camera_of,
+    held_out_error_px,
+    longest_tracks,
+    polish,
+    read_back,
+    shrink_camera,
+    split_matches,
+    triangulate,
+)
+from mbasfm.staging import perturb
+from mbasfm.types import Intrinsics
+
+DISTANCE = 4.0
+
+
+def make_scene(num_frames=6, count=400, seed=0, lens=None, step_deg=8.0):
+    return photograph(relief(count, seed), orbit(num_frames, step_deg), lens or make_lens(), seed, noise_px=0.3)
+
+
+def inputs(made, frames=None):
+    """Names, frames, and what polish needs besides cameras and settings."""
+    frames = list(range(made.num_frames)) if frames is None else frames
+    return [f"{frame}.jpg" for frame in range(made.num_frames)], frames, keypoints_with(made, made.depth)
+
+
+def run(made, cameras, freedom=HELD, frames=None, views=None):
+    names, frames, keypoints = inputs(made, frames)
+    views = all_views(made) if views is None else views
+    return polish(names, frames, cameras, views, keypoints, PolishSettings(freedom))
+
+
+def disturbed(made, rotation_deg=1.0, translation=0.01 * DISTANCE):
+    return perturb(true_cameras(made), 3, rotation_deg, translation)
+
+
+def mean_errors_deg(cameras, made):
+    return np.array([errors.mean() for errors in pose_errors_deg(cameras.cam_from_world.numpy(), made)])
+
+
+def without_lens(cameras, focal_factor=1.0):
+    """The cameras as one would start: principal point in the middle, no distortion."""
+    old = cameras.intrinsics
+    return replace(cameras, intrinsics=Intrinsics.pinhole(old.focal[:, 0] * focal_factor, old.sizes, old.group))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What polish does to cameras
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [(1024, 768), (3072, 2304)])
+def test_disturbed_cameras_get_at_least_five_times_better(seed, size):
+    lens = make_lens(900.0 * size[0] / 1024, size)
+    made = make_scene(seed=seed, lens=lens)
+    start = disturbed(made)
+    result = run(made, start)
+    assert result.used and result.reason == ""
+    assert (mean_errors_deg(result.cameras, made) < mean_errors_deg(start, made) / 5).all()
+    assert result.held_out_px[1] < 0.2 * result.held_out_px[0] and result.held_out_px[1] < 0.6
+    assert torch.equal(result.cameras.intrinsics.focal, start.intrinsics.focal)
+
+
+def test_mismatches_are_filtered_and_do_not_spoil_the_cameras():
+    made = make_scene(seed=4)
+    generator = np.random.default_rng(0)
+    views = []
+    for view in all_views(made):
+        is_wrong = generator.random(view.num_inliers) < 0.1
+        matches = view.matches.copy()
+        matches[is_wrong, 1] = generator.permutation(matches[is_wrong, 1])
+        views.append(replace(view, matches=matches))
+    result = run(made, disturbed(made, 0.5, 0.02), views=views)
+    assert result.used
+    assert (mean_errors_deg(result.cameras, made) < 0.15).all()
+    assert 250 < result.model.num_points3D() and result.model.compute_mean_reprojection_error() < 1.0
+
+
+def test_a_wrong_focal_is_corrected_where_it_may_change_and_kept_where_not():
+    made = make_scene(num_frames=8, seed=1)
+    start = perturb(true_cameras(made), 3, 0.5, 0.02, focal_factor=1.04)
+    free, held = run(made, start, Freedom(focal=True, lens=False)), run(made, start)
+    assert free.cameras.intrinsics.focal.numpy() == pytest.approx(np.full((8, 2), 900.0), rel=0.01)
+    assert torch.equal(held.cameras.intrinsics.focal, start.intrinsics.focal)
+    assert (free.cameras.intrinsics.center == torch.tensor([512.0, 384.0])).all()
+    assert (free.cameras.intrinsics.distortion == 0).all()
+
+
+def test_principal_point_and_radial_term_are_found_by_ten_frames_of_one_camera():
+    made = make_scene(num_frames=10, count=600, lens=make_lens(offset=(8.0, -6.0), distortion=(-0.05, 0, 0, 0)))
+    result = run(made, perturb(without_lens(true_cameras(made), 1.02), 3, 0.5, 0.02), Freedom(True, True))
+    assert result.used
+    found = result.cameras.intrinsics
+    assert torch.equal(found.center, found.center[:1].expand(10, 2)), "frames of one camera share its intrinsics"
+    assert found.center[0].numpy() == pytest.approx([520.0, 378.0], abs=2.5)
+    assert found.focal[0].numpy() == pytest.approx([900.0, 900.0], rel=0.005)
+    assert found.distortion[0].numpy() == pytest.approx([-0.05, 0, 0, 0], abs=0.005)
+
+
+def test_two_frames_close_together_leave_the_lens_at_its_prior():
+    """They cannot tell an off-centre lens from a turned camera."""
+    made = make_scene(num_frames=2, count=300, step_deg=3.0)
+    result = run(made, disturbed(made, 0.2, 0.01), Freedom(True, True))
+    found = result.cameras.intrinsics
+    assert found.center.numpy() == pytest.approx(np.array([[512.0, 384.0]] * 2), abs=1.0)
+    assert found.distortion.numpy() == pytest.approx(np.zeros((2, 4)), abs=0.01)
+
+
+def test_frames_outside_the_component_stay_as_they_are():
+    made = make_scene(num_frames=7)
+    start = disturbed(made)
+    inside, outside = [1, 2, 4, 5, 6], [0, 3]
+    result = run(made, start, frames=inside)
+    moved = (result.cameras.cam_from_world - start.cam_from_world).abs().amax((1, 2))
+    assert (moved[outside] == 0).all() and (moved[inside] > 1e-4).sum() >= 3
+    assert sorted(result.model.images) == [frame + 1 for frame in inside]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# When polish is refused
+
+
+def test_cameras_are_kept_where_adjustment_makes_held_out_matches_worse(monkeypatch):
+    def spoil(self, freedom, px):
+        del freedom, px
+        for number, image in enumerate(self.model.images.values()):
+            turn = pycolmap.Rigid3d(make_pose([0.0, 0.3 * (number % 2), 0.3 * (number % 3)], [0, 0, 0]))
+            image.frame.rig_from_world = turn * image.frame.rig_from_world
+
+    made = make_scene()
+    start = true_cameras(made)
+    monkeypatch.setattr(Mapper, "settle", spoil)
+    result = run(made, start)
+    assert not result.used and "held-out matches got worse" in result.reason
+    assert result.held_out_px[1] > 2 * result.held_out_px[0]
+    assert result.cameras is start
+    assert result.model.num_points3D() > 350
+    found = result.model.images[3].cam_from_world().matrix()
+    assert found == pytest.approx(start.cam_from_world[2].numpy(), abs=1e-9)
+
+
+def test_too_few_points_are_said_and_cameras_kept():
+    made = make_scene(count=MIN_POINTS - 5)
+    start = disturbed(made)
+    result = run(made, start)
+    assert not result.used and result.cameras is start
+    assert "points could be triangulated" in result.reason and str(MIN_POINTS) in result.reason
+
+
+def make_narrow(seed, step_deg):
+    """Two cameras at one distance from what they look at: they hardly know their focal length."""
+    poses = orbit(2)
+    poses[1] = poses[0]
+    poses[1, :, :3] = make_pose([0, step_deg, 0], [0, 0, 0])[:, :3] @ poses[0, :, :3]
+    return photograph(relief(300, seed), poses, make_lens(), seed, noise_px=0.3)
+
+
+@pytest.mark.parametrize("step_deg", [0.3, 1.6])
+def test_polish_that_loses_nearly_all_points_is_refused(step_deg):
+    made = make_narrow(0, step_deg)
+    result = run(made, disturbed(made, 0.01, 0.0), Freedom(True, True))
+    assert not result.used or result.model.num_points3D() >= MIN_POINTS
+
+
+def test_a_focal_length_that_two_frames_cannot_know_stays_near_its_start():
+    for seed in range(3):
+        made = make_narrow(seed, 5.0)
+        result = run(made, disturbed(made, 0.02, 0.0), Freedom(True, True))
+        assert result.cameras.intrinsics.focal[0, 0] == pytest.approx(900.0, rel=0.1)
+
+
+def test_the_lens_may_be_free_while_the_focal_length_is_held():
+    made = make_scene(num_frames=8, lens=make_lens(offset=(8.0, -6.0)))
+    result = run(made, without_lens(disturbed(made, 0.5, 0.02)), Freedom(focal=False, lens=True))
+    assert result.cameras.intrinsics.center[0].numpy() == pytest.approx([520.0, 378.0], abs=3.0)
+    assert (result.cameras.intrinsics.focal == 900.0).all()
+
+
+def test_held_out_error_is_the_distance_to_the_epipolar_line_at_the_reference_size():
+    """Frame 1 stands to the right: epipolar lines are rows, and a match moved down by 3 of 2048 px is 1.5 px off."""
+    lens = make_lens(1800.0, (2048, 1536))
+    poses = np.stack([make_pose([0, 0, 0], [x, 0, 5.0]) for x in (0.0, -0.3)])
+    made = photograph(relief(200, 0), poses, lens, 0)
+    made.pixels[1][:] += [20.0, 3.0]
+    view = true_view(made, 0, 1)
+    keypoints, every = keypoints_with(made, made.depth), [np.ones(view.num_inliers, dtype=bool)]
+    assert held_out_error_px(true_cameras(made), [view], keypoints, every) == pytest.approx(1.5, abs=1e-3)
+    assert np.isnan(held_out_error_px(true_cameras(made), [view], keypoints, [~every[0]]))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Prior of the lens
+
+
+FREE = Freedom(True, True)
+
+
+def radial_camera(center=(520.0, 380.0), radial=0.05):
+    return pycolmap.Camera(model="SIMPLE_RADIAL", width=1024, height=768, params=[900.0, *center, radial], camera_id=1)
+
+
+def test_a_lens_shrinks_to_its_prior_as_far_as_the_data_leaves_it_open():
+    """Prior of 10.24 px and 0.1: with no spread all is kept, with that of the prior half, with none known nothing."""
+    prior_spread = np.diag([0.0, 10.24**2, 10.24**2, 0.1**2])
+    for spread, share in ((np.zeros((4, 4)), 1.0), (prior_spread, 0.5), (1e12 * np.eye(4), 0.0), (None, 0.0)):
+        camera = radial_camera()
+        shrink_camera(camera, 900.0, FREE, spread)
+        expected = [900.0, 512 + 8 * share, 384 - 4 * share, 0.05 * share]
+        assert list(camera.params) == pytest.approx(expected, abs=1e-6)
+    camera = radial_camera()
+    shrink_camera(camera, 900.0, FREE, np.full((4, 4), np.nan))
+    assert list(camera.params) == [900.0, 512.0, 384.0, 0.0]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The model and its files
+
+
+def read_images(path):
+    """images.bin by COLMAP's documented layout: id, quaternion (w, x, y, z), translation, camera, name, points."""
+    data, place, found = path.read_bytes(), 8, {}
+    for _ in range(struct.unpack_from("<Q", data)[0]):
+        number, *pose, camera = struct.unpack_from("<I7dI", data, place)
+        end = data.index(b"\0", place + 64)
+        name, place = data[place + 64 : end].decode(), end + 9
+        (count,) = struct.unpack_from("<Q", data, end + 1)
+        table = np.frombuffer(data, np.dtype([("xy", "<f8", 2), ("point", "<i8")]), count, place)
+        place += 24 * count
+        found[name] = (number, np.array(pose), camera, table)
+    return found
+
+
+def test_the_model_on_disk_has_the_same_poses_and_tracks(tmp_path):
+    made = make_scene(num_frames=5)
+    result = run(made, disturbed(made))
+    result.model.write_binary(tmp_path)
+    images = read_images(tmp_path / "images.bin")
+    assert sorted(images) == [f"{frame}.jpg" for frame in range(5)]
+    for frame in range(5):
+        number, pose, camera, table = images[f"{frame}.jpg"]
+        expected = result.cameras.cam_from_world[frame].numpy()
+        assert (number, camera) == (frame + 1, 1)
+        assert Rotation.from_quat(pose[:4], scalar_first=True).as_matrix() == pytest.approx(expected[:, :3], abs=1e-9)
+        assert pose[4:] == pytest.approx(expected[:, 3], abs=1e-12)
+        assert table["xy"] == pytest.approx(made.pixels[frame], abs=1e-3)
+        assert (table["point"] >= 0).mean() > 0.95
+    again = pycolmap.Reconstruction(tmp_path)
+    assert sorted(again.points3D) == sorted(result.model.points3D)
+    for number, point in again.points3D.items():
+        track = [(element.image_id, element.point2D_idx) for element in point.track.elements]
+        assert len({made.point_of[image - 1][index] for image, index in track}) == 1, "a track is one point"
+        assert len(track) == result.model.points3D[number].track.length() >= 2
+        assert all(images[f"{image - 1}.jpg"][3]["point"][index] == number for image, index in track)
+    assert again.cameras[1].model_name == "SIMPLE_PINHOLE"
+    back = read_back(again, true_cameras(made))
+    assert back.cam_from_world.numpy() == pytest.approx(result.cameras.cam_from_world.numpy(), abs=1e-9)
+
+
+@pytest.mark.parametrize("freedom", [HELD, Freedom(True, True)])
+def test_the_same_input_gives_the_same_bytes(tmp_path, freedom):
+    made = make_scene(num_frames=5, seed=2)
+    files = []
+    for attempt in ("one", "two"):
+        (tmp_path / attempt).mkdir()
+        run(made, disturbed(made), freedom).model.write_binary(tmp_path / attempt)
+        files.append({path.name: path.read_bytes() for path in (tmp_path / attempt).iterdir()})
+    assert files[0] == files[1] and {"cameras.bin", "images.bin", "points3D.bin"} <= set(files[0])
+
+
+def test_triangulation_alone_leaves_cameras_and_finds_the_points():
+    made = make_scene()
+    names, frames, keypoints = inputs(made)
+    model = triangulate(names, frames, true_cameras(made), all_views(made), keypoints)
+    assert model.num_points3D() > 390
+    for point in model.points3D.values():
+        element = point.track.elements[0]
+        truth = made.points[made.point_of[element.image_id - 1][element.point2D_idx]]
+        assert np.linalg.norm(point.xyz - truth) < 0.05
+        assert 0 <= point.error < 2
+    for frame in frames:
+        assert model.images[frame + 1].cam_from_world().matrix() == pytest.approx(made.cam_from_world[frame], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "focal, distortion, lens, model",
+    [
+        ((900.0, 900.0), (0, 0, 0, 0), False, "SIMPLE_PINHOLE"),
+        ((900.0, 880.0), (0, 0, 0, 0), False, "PINHOLE"),
+        ((900.0, 900.0), (0, 0, 0, 0), True, "SIMPLE_RADIAL"),
+        ((900.0, 900.0), (0.1, 0, 0, 0), False, "SIMPLE_RADIAL"),
+        ((900.0, 880.0), (0.1, 0, 0, 0), False, "OPENCV"),
+        ((900.0, 880.0), (0.1, 0.02, 0.001, -0.002), True, "OPENCV"),
+    ],
+)
+def test_intrinsics_survive_the_way_to_colmap_and_back(focal, distortion, lens, model):
+    made = make_scene(num_frames=3, count=20)
+    cameras = true_cameras(made)
+    rows = [torch.tensor([values] * 3, dtype=torch.float64) for values in (focal, (500.0, 390.0), distortion)]
+    given = replace(cameras.intrinsics, **dict(zip(("focal", "center", "distortion"), rows, strict=True)))
+    cameras = replace(cameras, intrinsics=given)
+    assert camera_of(cameras.intrinsics, 0, 7, Freedom(False, lens)).model_name == model
+    names, frames, keypoints = inputs(made)
+    back = read_back(build_model(names, frames, cameras, keypoints, Freedom(False, lens)), true_cameras(made))
+    for name in ("focal", "center", "distortion"):
+        assert torch.equal(getattr(back.intrinsics, name), getattr(given, name))
+    assert back.cam_from_world.numpy() == pytest.approx(cameras.cam_from_world.numpy(), abs=1e-12)
+
+
+def test_frames_of_one_group_share_a_camera_and_others_do_not():
+    lenses = [make_lens(), make_lens(800.0)]
+    made = photograph(relief(50, 0), orbit(4), [lenses[0], lenses[1], lenses[0], lenses[1]], 0)
+    names, frames, keypoints = inputs(made)
+    model = build_model(names, frames, true_cameras(made), keypoints, HELD)
+    ids = [model.images[frame + 1].camera_id for frame in frames]
+    assert ids[0] == ids[2] != ids[1] == ids[3] and model.num_cameras() == 2
+    assert model.cameras[ids[1]].focal_length == 800.0
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Tracks
+
+
+def test_held_tracks_are_about_their_share_and_never_used():
+    made = make_scene(count=2000)
+    views, counts = all_views(made), [len(pixels) for pixels in made.pixels]
+    split = split_matches(views, counts, 10_000, seed=0)
+    held, used = set(), set()
+    for view, is_held, is_used in zip(views, split.held, split.used, strict=True):
+        points = made.point_of[view.i][view.matches[:, 0]]
+        held |= set(points[is_held])
+        used |= set(points[is_used])
+        assert len(is_held) == len(is_used) == view.num_inliers
+    assert not held & used and len(held | used) == 2000
+    assert len(held) == pytest.approx(HELD_OUT_SHARE * 2000, abs=5 * np.sqrt(2000 * HELD_OUT_SHARE))
+    again, other = (split_matches(views, counts, 10_000, seed) for seed in (0, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(split.held, again.held, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(split.held, other.held, strict=True))
+
+
+def test_few_matches_are_all_used():
+    made = make_scene(num_frames=3, count=40)
+    views = all_views(made)
+    split = split_matches(views, [len(pixels) for pixels in made.pixels], 1000, seed=0)
+    assert not any(chosen.any() for chosen in split.held) and all(chosen.all() for chosen in split.used)
+
+
+def test_only_the_longest_tracks_of_a_frame_are_used():
+    """Half of the points are matched across all four frames, half in two only: the former are used."""
+    made = make_scene(num_frames=4, count=1200)
+    views = []
+    for view in all_views(made):
+        points = made.point_of[view.i][view.matches[:, 0]]
+        keep = (points < 600) | ((view.i, view.j) in ((0, 1), (2, 3)))
+        views.append(replace(view, matches=view.matches[keep]))
+    split = split_matches(views, [len(pixels) for pixels in made.pixels], 300, seed=0)
+    used = [set(made.point_of[v.i][v.matches[chosen, 0]]) for v, chosen in zip(views, split.used, strict=True)]
+    everything = set().union(*used)
+    assert max(everything) < 600 and 300 <= len(everything) <= 1200
+    assert all(points == everything for points in used), "a track is used in all its pairs or in none"
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(0, 8))
+def test_chosen_tracks_are_those_that_lead_some_frame(seed, count):
+    """The same by its definition, frame by frame."""
+    generator = np.random.default_rng(seed)
+    num_frames, num_tracks = int(generator.integers(1, 5)), int(generator.integers(1, 25))
+    touches = generator.random((num_frames, num_tracks)) < 0.5
+    frame, track = np.nonzero(touches)
+    order = generator.permutation(len(frame))
+    priority = generator.random(num_tracks) + generator.integers(0, 3, num_tracks)
+    expected = np.zeros(num_tracks, dtype=bool)
+    for row in touches:
+        mine = np.flatnonzero(row)
+        expected[mine[np.argsort(-priority[mine])[:count]]] = True
+    chosen = longest_tracks(frame[order], track[order].astype(np.int32), priority, count)
+    assert np.array_equal(chosen, expected)
