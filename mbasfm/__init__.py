@@ -4,10 +4,12 @@ import logging
 from importlib.metadata import PackageNotFoundError, version
 
 from mbasfm.adjust import Adjustment, adjust
-from mbasfm.config import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES, Priors, Stage, annealed
+from mbasfm.config import COARSE, FINE, PAPER_STAGES, PRESETS, SPLIT, SPLIT_STAGES, Config, Priors, Stage, annealed
 from mbasfm.diagnose import Diagnosis
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
 from mbasfm.metrics import pose_auc, pose_errors_deg
+from mbasfm.pipeline import reconstruct
+from mbasfm.reconstruction import Reconstruction
 from mbasfm.solve_lm import Step
 from mbasfm.types import Cameras, Fixed, Frames, Intrinsics, PoseGraph, Samples
 
@@ -20,6 +22,7 @@ __all__ = [
     "Adjustment",
     "COARSE",
     "Cameras",
+    "Config",
     "ConfigError",
     "DegenerateError",
     "Diagnosis",
@@ -30,8 +33,10 @@ __all__ = [
     "Intrinsics",
     "MBAError",
     "PAPER_STAGES",
+    "PRESETS",
     "PoseGraph",
     "Priors",
+    "Reconstruction",
     "SPLIT",
     "SPLIT_STAGES",
     "Samples",
@@ -41,6 +46,7 @@ __all__ = [
     "annealed",
     "pose_auc",
     "pose_errors_deg",
+    "reconstruct",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

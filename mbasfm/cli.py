@@ -3,7 +3,10 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
 
 import tyro
 from rich import box
@@ -11,12 +14,39 @@ from rich.console import Console
 from rich.table import Table
 
 from mbasfm import __version__
+from mbasfm.config import PRESETS, Config, Preset
 from mbasfm.demo import Demo, run_demo
-from mbasfm.errors import MBAError
+from mbasfm.errors import ConfigError, MBAError
+from mbasfm.io.settings import read_config, write_config
 from mbasfm.models.registry import list_models
+from mbasfm.pipeline import reconstruct
+from mbasfm.reconstruction import Reconstruction
+from mbasfm.watch import Watch
 
 EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+CONFIG_NAME = "config.toml"
+BASE: ContextVar[Config] = ContextVar("settings that options change")
 DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` prints the version."
+
+
+@dataclass(frozen=True)
+class Sfm:
+    """Camera poses of a folder of photographs, as a COLMAP model."""
+
+    photos: tyro.conf.Positional[Path]
+    """Folder (searched through) or text file with one path per line."""
+    output: Path
+    """Folder for sparse/0/*.bin, report.json and config.toml; made if it does not exist."""
+    preset: Preset = "default"
+    """Where settings start from: fewer samples and tracks, or more."""
+    config: Path | None = None
+    """TOML file with settings; options on the command line win."""
+    resume: bool = False
+    """Take the settings of the run that OUTPUT holds and go on where it stopped."""
+    cache: Path | None = None
+    """Where features, depth and matches are kept; by default inside OUTPUT."""
+    settings: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=BASE.get)
 
 
 @dataclass(frozen=True)
@@ -34,17 +64,82 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mba {__version__}")
         return 0
     try:
-        command = tyro.extras.subcommand_cli_from_dict(
-            {"demo": Demo, "models": Models}, prog="mba", description=DESCRIPTION, args=arguments
-        )
-        if isinstance(command, Demo):
+        command = _parse(arguments)
+        if isinstance(command, Sfm):
+            run_sfm(command)
+        elif isinstance(command, Demo):
             run_demo(command)
         else:
             show_models(command)
     except MBAError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("stopped; run the same command again, or with --resume, to go on from here", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return 0
+
+
+def _parse(arguments: list[str]) -> Any:
+    """The chosen subcommand. Presets and files of settings come first: they are the defaults of all other options."""
+    BASE.set(_base_settings(arguments))
+    commands = (
+        Annotated[Sfm, tyro.conf.subcommand("sfm")]
+        | Annotated[Demo, tyro.conf.subcommand("demo")]
+        | Annotated[Models, tyro.conf.subcommand("models")]
+    )
+    return tyro.cli(commands, prog="mba", description=DESCRIPTION, args=arguments)
+
+
+def _base_settings(arguments: Sequence[str]) -> Config:
+    preset = _value_of(arguments, "--preset") or "default"
+    if preset not in PRESETS:
+        return Config()  # tyro will say which presets there are
+    settings = PRESETS[preset]
+    output = _value_of(arguments, "--output")
+    if "--resume" in arguments and output is not None:
+        saved = Path(output) / CONFIG_NAME
+        if not saved.is_file():
+            raise ConfigError(f"{output}: no {CONFIG_NAME} there, so no run to resume; leave out --resume to start one")
+        settings = read_config(saved, settings)
+    config = _value_of(arguments, "--config")
+    return settings if config is None else read_config(Path(config), settings)
+
+
+def _value_of(arguments: Sequence[str], option: str) -> str | None:
+    """The value that follows an option, in either spelling."""
+    for index, argument in enumerate(arguments):
+        if argument == option and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2]
+    return None
+
+
+def run_sfm(command: Sfm) -> None:
+    """Reconstruct, write, and say what came out."""
+    try:
+        command.output.mkdir(parents=True, exist_ok=True)
+        write_config(command.output / CONFIG_NAME, command.settings)
+    except OSError as error:
+        raise ConfigError(f"{command.output}: cannot be written ({error}); choose another --output") from error
+    console = Console(stderr=True)
+    result = reconstruct(command.photos, command.output, command.settings, command.cache, Watch(console))
+    _summarise(result, command.output, console)
+
+
+def _summarise(result: Reconstruction, output: Path, console: Console) -> None:
+    for row in result.report["images"]:
+        if row["component"] < 0:
+            console.print(f"not registered: {row['name']}: {row['reason']}", highlight=False)
+    registered, total = int(result.registered.sum()), len(result.registered)
+    console.print(f"{registered} of {total} photographs registered in {len(result.models)} component(s)")
+    for number, model in enumerate(result.models):
+        console.print(
+            f"  {output / 'sparse' / str(number)}: {model.num_images()} images, {model.num_points3D()} points,"
+            f" mean error {model.compute_mean_reprojection_error():.2f} px",
+            highlight=False,
+        )
 
 
 def show_models(options: Models) -> None:

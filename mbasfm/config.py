@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mbasfm.errors import ConfigError
+
 Loss = Literal["mba", "median", "mixture", "l2", "soft_l1", "cauchy", "tukey", "truncated_l1"]
 
 
@@ -69,3 +71,75 @@ PAPER_STAGES = (COARSE, FINE)
 """What the paper does."""
 SPLIT_STAGES = (SPLIT,)
 """The default."""
+
+
+Objective = Literal["split", "paper"]
+Solver = Literal["lm", "adam"]
+Grouping = Literal["shared", "per-folder", "per-image"]
+Tree = Literal["consistent", "paper"]
+Preset = Literal["fast", "default", "accurate"]
+PairMode = Literal["auto", "exhaustive", "sequential", "retrieval"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every setting of a reconstruction."""
+
+    depth: str = "auto"
+    """Depth model: auto, NAME or NAME:ARGUMENT; `mba models` lists them."""
+    matcher: str = "auto"
+    """Matcher: auto, NAME or NAME:ARGUMENT."""
+    intrinsics: Grouping = "shared"
+    """Which photographs share a camera. Photographs of different size or device never do."""
+    cameras: str | None = None
+    """Known intrinsics: COLMAP's cameras.txt or .bin, or JSON. They are held."""
+    focal: float | None = None
+    """Known focal length of all photographs [px]. It is held."""
+    pairs: str = "auto"
+    """Which pairs to match: auto, exhaustive, sequential, retrieval, or a file with two names per line."""
+    objective: Objective = "split"
+    """``split`` separates epipolar line and depth; ``paper`` is the published objective."""
+    solver: Solver = "lm"
+    tree: Tree = "consistent"
+    """How frames join at the start: by verified inliers and consistent triplets, or the paper's greedy tree."""
+    polish: bool = True
+    """Classical bundle adjustment of tracks at the end."""
+    seed: int = 0
+    min_covisibility: float = 0.15
+    """nu: pairs that share less of what they see become edges only where a frame would be cut off otherwise."""
+    min_confidence: float = 0.0
+    """chi: matches at or below it are not used."""
+    samples_per_edge: int = 200
+    """kappa."""
+    max_error_px: float = 3.0
+    """Largest distance of a verified match to its epipolar line [px at a long side of 1024]."""
+    tracks_per_frame: int = 1000
+    """Polish adjusts this many tracks of every photograph, the longest; all are in the result."""
+    adam_steps: int = 2000
+    """Steps per stage of ``--solver adam``. The paper takes 25,000 to 50,000."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, before anything is computed."""
+        if self.cameras is not None and self.focal is not None:
+            raise ConfigError("give either cameras or focal, not both")
+        if self.focal is not None and not self.focal > 0:
+            raise ConfigError(f"focal must be positive, not {self.focal}")
+        if not 0 <= self.min_covisibility <= 1 or not 0 <= self.min_confidence < 1:
+            raise ConfigError("min_covisibility and min_confidence must be shares between 0 and 1")
+        if min(self.samples_per_edge, self.adam_steps, self.tracks_per_frame) < 1 or not self.max_error_px > 0:
+            raise ConfigError("samples_per_edge, tracks_per_frame, adam_steps and max_error_px must be positive")
+
+
+PRESETS: dict[Preset, Config] = {
+    "fast": Config(samples_per_edge=100, tracks_per_frame=500),
+    "default": Config(),
+    "accurate": Config(samples_per_edge=500, tracks_per_frame=2000),
+}
+
+
+def stages_of(config: Config) -> tuple[Stage, ...]:
+    """The rounds of adjustment that a configuration asks for."""
+    stages = SPLIT_STAGES if config.objective == "split" else (COARSE, *annealed(FINE))
+    if config.solver == "adam":
+        return tuple(replace(stage, solver="adam", max_steps=config.adam_steps) for stage in stages)
+    return stages

@@ -1,0 +1,115 @@
+"""What is computed once per photograph and per pair, and kept in the cache: features, depth, matches."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, UInt8
+
+from mbasfm.io.cache import Cache
+from mbasfm.io.images import Photo, read_upright
+from mbasfm.models.base import DepthEstimate, DepthModel, Features, Matcher
+from mbasfm.models.files import FilesDepth
+from mbasfm.sampling import Keypoints
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+WORKERS = os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Described:
+    """Features of one photograph and their colours."""
+
+    features: Features
+    colors: UInt8[np.ndarray, "M 3"]
+
+
+def describe_photos(photos: Sequence[Photo], matcher: Matcher, cache: Cache) -> Iterator[Described]:
+    """Features of every photograph, on all cores."""
+
+    def describe(photo: Photo) -> Described:
+        arrays = cache.get(f"features|{matcher.key}|{photo.digest}|{photo.name}", lambda: _describe(photo, matcher))
+        features = Features(arrays["pixels"], arrays["descriptors"], photo.name, (photo.width, photo.height))
+        return Described(features, arrays["colors"])
+
+    return in_parallel(describe, photos)
+
+
+def _describe(photo: Photo, matcher: Matcher) -> dict[str, np.ndarray]:
+    image = read_upright(photo.path)
+    features = matcher.describe(photo, image)
+    colors = _at(image, features.pixels / np.array([photo.width, photo.height], np.float32))
+    return {"pixels": features.pixels, "descriptors": features.descriptors, "colors": colors}
+
+
+def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate]:
+    """Depth of every photograph; networks use all cores by themselves."""
+    for photo in photos:
+        content = model.content_of(photo) if isinstance(model, FilesDepth) else ""
+        arrays = cache.get(f"depth|{model.key}|{photo.digest}|{content}", partial(_estimate, photo, model))
+        yield DepthEstimate(arrays["values"], bool(arrays["is_disparity"]), bool(arrays["is_metric"]))
+
+
+def _estimate(photo: Photo, model: DepthModel) -> dict[str, np.ndarray]:
+    estimate = model.estimate(photo, read_upright(photo.path))
+    return {
+        "values": estimate.values,
+        "is_disparity": np.array(estimate.is_disparity),
+        "is_metric": np.array(estimate.is_metric),
+    }
+
+
+def match_pairs(
+    pairs: Int64[np.ndarray, "P 2"],
+    features: Sequence[Features],
+    photos: Sequence[Photo],
+    matcher: Matcher,
+    cache: Cache,
+) -> Iterator[tuple[Int64[np.ndarray, "M 2"], Float32[np.ndarray, " M"]]]:
+    """Indices of matched features and their confidence, for every pair."""
+
+    def match(pair: tuple[int, int]) -> dict[str, np.ndarray]:
+        found = matcher.match(features[pair[0]], features[pair[1]])
+        return {"indices": found.indices, "confidence": found.confidence}
+
+    def cached(pair: tuple[int, int]) -> tuple[Int64[np.ndarray, "M 2"], Float32[np.ndarray, " M"]]:
+        key = f"matches|{matcher.key}|{photos[pair[0]].digest}|{photos[pair[1]].digest}"
+        arrays = cache.get(key, lambda: match(pair))
+        return arrays["indices"], arrays["confidence"]
+
+    return in_parallel(cached, ((i, j) for i, j in pairs.tolist()))
+
+
+def keypoints_of(photo: Photo, features: Features, depth: DepthEstimate) -> Keypoints:
+    """Features with the depth at their pixels."""
+    raw = depth_at(depth.values, features.pixels / np.array([photo.width, photo.height], np.float32))
+    return Keypoints(features.pixels, np.where(raw > 0, raw, np.nan).astype(np.float32))
+
+
+def depth_at(values: Float32[np.ndarray, "h w"], relative: Float32[np.ndarray, "M 2"]) -> Float32[np.ndarray, " M"]:
+    """Values at positions given as shares of width and height; the map spans the whole image."""
+    return _at(values, relative)
+
+
+def _at(image: np.ndarray, relative: Float32[np.ndarray, "M 2"]) -> np.ndarray:
+    height, width = image.shape[:2]
+    column = np.clip((relative[:, 0] * width).astype(np.int64), 0, width - 1)
+    row = np.clip((relative[:, 1] * height).astype(np.int64), 0, height - 1)
+    return image[row, column]
+
+
+def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Results in order, with one worker per core, each of which computes on that core only."""
+    iterator = iter(items)
+    with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        waiting = [pool.submit(work, item) for item in islice(iterator, 4 * WORKERS)]
+        while waiting:
+            yield waiting.pop(0).result()
+            waiting += [pool.submit(work, item) for item in islice(iterator, 1)]

@@ -1,0 +1,66 @@
+"""What the user gets: cameras, what became of every photograph, and one COLMAP model per component."""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pycolmap
+from jaxtyping import Bool, Float64, Int64, UInt8
+from torch import Tensor
+
+from mbasfm.types import Cameras, Frames, PoseGraph
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """Camera poses of a set of photographs."""
+
+    frames: Frames
+    graph: PoseGraph
+    cameras: Cameras
+    registered: Bool[Tensor, " N"]
+    component: Int64[Tensor, " N"]
+    """0 for the largest component; -1 for frames that are not registered."""
+    models: tuple[pycolmap.Reconstruction, ...]
+    """One COLMAP model per component, largest first; image ids are frame numbers plus one."""
+    report: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """Write sparse/0, sparse/1, ... and report.json; an older result is replaced."""
+        sparse = folder / "sparse"
+        shutil.rmtree(sparse, ignore_errors=True)
+        for number, model in enumerate(self.models):
+            target = sparse / str(number)
+            target.mkdir(parents=True)
+            model.write_binary(target)
+        text = json.dumps(_plain(self.report), indent=1)
+        (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+
+
+def color_points(model: pycolmap.Reconstruction, colors: Sequence[UInt8[np.ndarray, "_ 3"]]) -> None:
+    """Give every point the mean colour of its observations."""
+    for point in model.points3D.values():
+        seen = [colors[element.image_id - 1][element.point2D_idx] for element in point.track.elements]
+        point.color = np.mean(seen, axis=0).round().astype(np.uint8)
+
+
+def spread_of(covariance: Float64[np.ndarray, "6 6"]) -> dict[str, Any]:
+    """Standard deviations of a pose for the report."""
+    sigma = np.sqrt(np.maximum(np.diag(covariance), 0))
+    return {"rotation_deg": np.rad2deg(sigma[:3]).tolist(), "translation": sigma[3:].tolist()}
+
+
+def _plain(value: Any) -> Any:
+    """JSON knows no NaN: what is not known becomes null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

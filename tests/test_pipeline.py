@@ -1,0 +1,269 @@
+"""From photographs to a COLMAP model: made-up features first, then real photographs."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pycolmap
+import pytest
+import torch
+from made_up import make_lens, orbit, photograph, relief, true_matches
+from PIL import Image
+
+from mbasfm import Config, pose_auc, reconstruct
+from mbasfm.cli import main
+from mbasfm.errors import ConfigError, InputError
+from mbasfm.io.settings import read_config, write_config
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+FOCAL = 900.0
+COLOURS = [(200, 40 + 10 * number, 90) for number in range(20)]
+
+
+def write_scene(folder, parts=1, num_frames=6, alone=0, noise_px=0.2):
+    """Photographs of one colour each, with features, matches and depth of made-up points in files."""
+    scenes = [
+        photograph(relief(400, part), orbit(num_frames), make_lens(FOCAL), part, noise_px) for part in range(parts)
+    ]
+    names = [f"{part}_{frame}.png" for part in range(parts) for frame in range(num_frames)]
+    names += [f"alone_{number}.png" for number in range(alone)]
+    for sub in ("images", "files/features", "files/matches", "depth"):
+        (folder / sub).mkdir(parents=True)
+    for number, name in enumerate(names):
+        Image.new("RGB", (1024, 768), COLOURS[number]).save(folder / "images" / name)
+        if name.startswith("alone"):
+            np.savez(folder / "files/features" / f"{name}.npz", pixels=np.full((5, 2), 100.0))
+            np.save(folder / "depth" / name.replace("png", "npy"), np.ones((24, 32)))
+            continue
+        scene, frame = scenes[number // num_frames], number % num_frames
+        np.savez(folder / "files/features" / f"{name}.npz", pixels=scene.pixels[frame])
+        np.save(folder / "depth" / name.replace("png", "npy"), np.full((24, 32), np.median(scene.depth[frame])))
+        for other in range(frame + 1, num_frames):
+            target = folder / "files/matches" / name
+            target.mkdir(exist_ok=True)
+            np.savez(target / f"{number // num_frames}_{other}.png.npz", indices=true_matches(scene, frame, other))
+    return scenes
+
+
+def settings(folder, **changes):
+    return Config(**({"matcher": f"files:{folder / 'files'}", "depth": f"files:{folder / 'depth'}"} | changes))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    scene = write_scene(folder)[0]
+    result = reconstruct(folder / "images", folder / "scene", settings(folder, focal=FOCAL))
+    return folder, scene, result
+
+
+def auc_of(result, scene, threshold=1.0):
+    truth = torch.from_numpy(scene.cam_from_world)
+    return pose_auc(result.cameras.cam_from_world, truth, result.registered, (threshold,))[0]
+
+
+def test_poses_equal_the_truth_and_all_are_registered(made):
+    _, scene, result = made
+    assert result.registered.all() and (result.component == 0).all()
+    assert auc_of(result, scene) > 0.9
+
+
+def test_the_model_opens_in_colmap_with_real_tracks_and_colours(made):
+    folder, scene, result = made
+    model = pycolmap.Reconstruction(folder / "scene" / "sparse" / "0")
+    assert model.num_images() == scene.num_frames and model.num_points3D() > 300
+    assert model.compute_mean_track_length() > 4
+    image = model.find_image_with_name("0_2.png")
+    assert image.cam_from_world().matrix() == pytest.approx(result.cameras.cam_from_world[2].numpy(), abs=1e-9)
+    observations = [point for point in image.points2D if point.has_point3D()]
+    projected = image.project_point(model.points3D[observations[0].point3D_id].xyz)
+    assert projected == pytest.approx(observations[0].xy, abs=1.5)
+    for point in list(model.points3D.values())[:50]:
+        seen = np.mean([COLOURS[element.image_id - 1] for element in point.track.elements], axis=0)
+        assert point.color == pytest.approx(seen, abs=1)
+
+
+def test_the_report_says_what_became_of_every_photograph(made):
+    folder, scene, _ = made
+    report = json.loads((folder / "scene" / "report.json").read_text())
+    assert [row["status"] for row in report["images"]] == ["registered"] * scene.num_frames
+    assert all(row["inlier_share"] > 0.9 and len(row["sigma"]["rotation_deg"]) == 3 for row in report["images"])
+    stages = {stage["name"]: stage for stage in report["stages"]}
+    assert {"photos", "features", "depth", "matching", "verify", "graph", "adjust", "polish"} <= set(stages)
+    assert all(stage["seconds"] >= 0 and stage["peak_memory_mb"] > 0 for stage in report["stages"])
+    assert stages["polish"]["components"][0]["polished"]
+
+
+def test_an_unknown_focal_length_is_found(made):
+    folder, scene, _ = made
+    result = reconstruct(folder / "images", None, settings(folder))
+    assert float(result.cameras.intrinsics.focal[0, 0]) == pytest.approx(FOCAL, rel=0.02)
+    assert auc_of(result, scene, 3.0) > 0.9
+
+
+@pytest.mark.parametrize(
+    "changes", [{"objective": "paper"}, {"tree": "paper"}, {"polish": False}, {"solver": "adam", "adam_steps": 30}]
+)
+def test_variants_register_everything(made, changes):
+    folder, scene, _ = made
+    result = reconstruct(folder / "images", None, settings(folder, focal=FOCAL, **changes))
+    assert result.registered.all()
+    assert auc_of(result, scene, 5.0) > 0.8
+
+
+def test_disjoint_sets_become_components_and_a_lonely_photograph_gets_a_reason(tmp_path):
+    write_scene(tmp_path, parts=2, alone=1)
+    result = reconstruct(tmp_path / "images", tmp_path / "scene", settings(tmp_path, focal=FOCAL))
+    assert len(result.models) == 2
+    by_name = dict(zip(result.frames.names, result.component.tolist(), strict=True))
+    assert len({by_name[f"0_{k}.png"] for k in range(6)}) == len({by_name[f"1_{k}.png"] for k in range(6)}) == 1
+    assert by_name["alone_0.png"] == -1
+    rows = {row["name"]: row for row in result.report["images"]}
+    assert "no other photograph" in rows["alone_0.png"]["reason"]
+    assert sorted(path.name for path in (tmp_path / "scene" / "sparse").iterdir()) == ["0", "1"]
+
+
+def test_the_same_input_gives_the_same_bytes(made, tmp_path):
+    folder, _, _ = made
+    reconstruct(folder / "images", tmp_path, settings(folder, focal=FOCAL))
+    assert files_of(tmp_path) == files_of(folder / "scene")
+
+
+def files_of(scene):
+    return {path.name: path.read_bytes() for path in sorted((scene / "sparse" / "0").iterdir())}
+
+
+def test_known_intrinsics_are_held(made):
+    _, _, result = made
+    assert (result.cameras.intrinsics.focal == FOCAL).all()
+    assert list(result.models[0].cameras.values())[0].params == pytest.approx([FOCAL, 512.0, 384.0])
+
+
+def test_nothing_to_match_gives_an_empty_result_with_reasons(tmp_path):
+    write_scene(tmp_path, parts=0, alone=3)
+    result = reconstruct(tmp_path / "images", tmp_path / "scene", settings(tmp_path))
+    assert not result.registered.any() and result.models == ()
+    assert all(row["reason"] for row in result.report["images"])
+
+
+def test_one_photograph_is_not_enough(tmp_path):
+    write_scene(tmp_path, parts=0, alone=1)
+    with pytest.raises(InputError, match="at least 2"):
+        reconstruct(tmp_path / "images", None, settings(tmp_path))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Command line and settings
+
+
+def test_the_command_writes_a_scene_and_its_settings_and_resumes(made, tmp_path, capsys):
+    folder, _, _ = made
+    arguments = ["sfm", str(folder / "images"), "--output", str(tmp_path)]
+    models = ["--matcher", f"files:{folder / 'files'}", "--depth", f"files:{folder / 'depth'}"]
+    assert main([*arguments, *models, "--focal", str(FOCAL), "--preset", "fast"]) == 0
+    saved = read_config(tmp_path / "config.toml", Config())
+    assert (saved.focal, saved.samples_per_edge) == (FOCAL, 100)
+    before = files_of(tmp_path)
+    assert main([*arguments, "--resume"]) == 0
+    assert files_of(tmp_path) == before
+    assert read_config(tmp_path / "config.toml", Config()) == saved
+    assert "6 of 6 photographs registered" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["/no/such/folder"], "does not exist"),
+        (["{}", "--matcher", "sfit"], "did you mean 'sift'"),
+        (["{}", "--focal", "-3"], "focal must be positive"),
+        (["{}", "--pairs", "/no/pairs.txt"], "pairs.txt"),
+        (["{}", "--config", "/no/such.toml"], "no such file"),
+        (["{}", "--resume"], "no run to resume"),
+        (["{}", "--cameras", "/no/cameras.txt"], "cameras.txt"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(made, tmp_path, capsys, arguments, words):
+    images = str(made[0] / "images")
+    models = ["--matcher", f"files:{made[0] / 'files'}", "--depth", "flat"]
+    given = [argument.format(images) for argument in arguments]
+    assert main(["sfm", *models, *given, "--output", str(tmp_path / "scene")]) == 2
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error
+
+
+def test_settings_survive_the_file_and_typos_get_a_suggestion(tmp_path):
+    path = tmp_path / "a.toml"
+    config = Config(depth='a "b" \\c', focal=812.5, polish=False, objective="paper")
+    write_config(path, config)
+    assert read_config(path, Config()) == config
+    path.write_text("samples_per_egde = 3\n")
+    with pytest.raises(ConfigError, match="did you mean 'samples_per_edge'"):
+        read_config(path, Config())
+    path.write_text('objective = "papre"\n')
+    with pytest.raises(ConfigError, match="'split' or 'paper'"):
+        read_config(path, Config())
+    path.write_text("seed = 1.5\n")
+    with pytest.raises(ConfigError, match="a whole number"):
+        read_config(path, Config())
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Real photographs
+
+
+@pytest.fixture(scope="module")
+def fountain(tmp_path_factory):
+    source = SHARED / "strecha_fountain11"
+    if not source.is_dir():
+        pytest.skip(f"no photographs at {source}")
+    folder = tmp_path_factory.mktemp("fountain")
+    names = sorted(path.name for path in (source / "images").iterdir())[2:7]
+    listing = folder / "list.txt"
+    listing.write_text("".join(f"{(source / 'images' / name).resolve()}\n" for name in names))
+    rows = json.loads((source / "gt.json").read_text())["images"]
+    truth = torch.from_numpy(np.stack([np.column_stack([rows[name]["R"], rows[name]["t"]]) for name in names]))
+    return folder, listing, truth
+
+
+@pytest.mark.slow
+def test_real_photographs_without_calibration_and_depth(fountain):
+    folder, listing, truth = fountain
+    result = reconstruct(listing, folder / "scene", Config(depth="flat", matcher="sift"))
+    assert result.registered.all()
+    assert pose_auc(result.cameras.cam_from_world, truth, result.registered, (5.0,))[0] > 0.9
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_matching_loses_nothing(fountain, tmp_path):
+    folder, listing, _ = fountain
+    expected = folder / "scene"
+    if not (expected / "sparse").is_dir():
+        reconstruct(listing, expected, Config(depth="flat", matcher="sift"))
+    command = [sys.executable, "-m", "mbasfm", "sfm", str(listing), "--output", str(tmp_path)]
+    process = subprocess.Popen([*command, "--depth", "flat", "--matcher", "sift"], stderr=subprocess.DEVNULL)
+    entries = 5 + 5 + 2  # features and depth of 5 photographs, and two pairs
+    for _ in range(600):
+        if len(list((tmp_path / "cache").rglob("*.npz"))) >= entries or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "report.json").exists()
+    kept = set((tmp_path / "cache").rglob("*.npz"))
+    assert len(kept) >= entries
+    stamps = {path: path.stat().st_mtime_ns for path in kept}
+    subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
+    assert files_of(tmp_path) == files_of(expected)
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+
+
+def test_pairs_of_made_up_photographs_are_all_matched(made):
+    _, scene, result = made
+    found = {tuple(sorted(edge)) for edge in result.graph.edges.tolist()}
+    assert found == set(combinations(range(scene.num_frames), 2))
