@@ -78,7 +78,6 @@ Solver = Literal["lm", "adam"]
 Grouping = Literal["shared", "per-folder", "per-image"]
 Tree = Literal["consistent", "paper"]
 Preset = Literal["fast", "default", "accurate"]
-PairMode = Literal["auto", "exhaustive", "sequential", "retrieval"]
 
 
 @dataclass(frozen=True)

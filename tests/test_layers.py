@@ -35,6 +35,7 @@ MATHEMATICS = (
     "sampling",
     "rotations",
     "initialize",
+    "tracks",
     "polish",
     "retry",
 )
@@ -62,7 +63,9 @@ LAYERS = (
     "calibrate",
     "infer",
     "watch",
+    "content",
     "reconstruction",
+    "finish",
     "pipeline",
     "plots",
     "__init__",

@@ -25,22 +25,19 @@ from scipy.spatial.transform import Rotation
 
 from mbasfm.polish import (
     HELD,
-    HELD_OUT_SHARE,
     MIN_POINTS,
     Freedom,
     Mapper,
     PolishSettings,
     build_model,
     camera_of,
-    held_out_error_px,
-    longest_tracks,
     polish,
     read_back,
     shrink_camera,
-    split_matches,
     triangulate,
 )
 from mbasfm.staging import perturb
+from mbasfm.tracks import HELD_OUT_SHARE, held_out_error_px, longest_tracks, split_matches
 from mbasfm.types import Intrinsics
 
 DISTANCE = 4.0

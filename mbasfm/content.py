@@ -1,0 +1,136 @@
+"""What the models find in the photographs: features, depth and matches, by one matcher or by several."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64, UInt8
+
+from mbasfm.config import Config
+from mbasfm.infer import describe_photos, estimate_depths, keypoints_of, match_pairs
+from mbasfm.io.cache import Cache
+from mbasfm.io.images import Photo
+from mbasfm.io.lists import read_pairs
+from mbasfm.models.base import DepthEstimate, Features
+from mbasfm.models.registry import Kind, choose_auto, load_model
+from mbasfm.pairs import choose_pairs, looks_ordered
+from mbasfm.sampling import Keypoints
+from mbasfm.watch import Watch
+
+MANY_MATCHES = 100
+"""A frame with two such pairs needs no second matcher."""
+PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the models found in the photographs."""
+
+    photos: tuple[Photo, ...]
+    depths: list[DepthEstimate]
+    keypoints: list[Keypoints]
+    colors: list[UInt8[np.ndarray, "_ 3"]]
+    pairs: Int64[np.ndarray, "P 2"]
+    matches: list[Int64[np.ndarray, "_ 2"]]
+
+    @property
+    def is_disparity(self) -> Bool[torch.Tensor, " N"]:
+        """Which frames have disparity instead of depth."""
+        return torch.tensor([depth.is_disparity for depth in self.depths])
+
+
+def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch) -> Content:
+    """Run the models: features and depth of every photograph, matches of every pair that is worth it.
+
+    ``first+second`` matches with the first; photographs that found few matches get those of the second as well.
+    """
+    matchers = _load_models("matcher", config.matcher, watch)
+    (depth_model,) = _load_models("depth", config.depth, watch)
+    with watch.stage("depth"):
+        depths = list(watch.each(estimate_depths(photos, depth_model, cache), len(photos), "depth"))
+    content = Content(photos, depths, [], [], np.zeros((0, 2), dtype=np.int64), [])
+    for number, matcher in enumerate(matchers):
+        wanted = None if number == 0 else weak_frames(content)
+        if wanted is None or wanted.any():
+            content = merge(content, _match(photos, depths, matcher, wanted, config, cache, watch))
+    return content
+
+
+def _match(
+    photos: tuple[Photo, ...],
+    depths: list[DepthEstimate],
+    matcher: Any,
+    wanted: Bool[np.ndarray, " N"] | None,
+    config: Config,
+    cache: Cache,
+    watch: Watch,
+) -> Content:
+    """Features and matches by one matcher, of all photographs or for the sake of some."""
+    with watch.stage("features") as facts:
+        described = list(watch.each(describe_photos(photos, matcher, cache), len(photos), "features"))
+        facts["mean"] = round(float(np.mean([len(item.features.pixels) for item in described])))
+    features = [item.features for item in described]
+    with watch.stage("pairs") as facts:
+        pairs, why = _choose_pairs(photos, features, matcher, config)
+        if wanted is not None:
+            pairs, why = pairs[wanted[pairs].any(1)], "those of photographs with few matches"
+        facts.update(pairs=len(pairs), why=why)
+    with watch.stage("matching") as facts:
+        found = watch.each(match_pairs(pairs, features, photos, matcher, cache), len(pairs), "matching")
+        matches = [indices[confidence > config.min_confidence] for indices, confidence in found]
+        facts["matches"] = sum(map(len, matches))
+    keypoints = [keypoints_of(p, f, z) for p, f, z in zip(photos, features, depths, strict=True)]
+    return Content(photos, depths, keypoints, [item.colors for item in described], pairs, matches)
+
+
+def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
+    """Frames that do not have two pairs with many matches: too little to hold them in place."""
+    count = np.zeros((len(content.photos), len(content.photos)), dtype=np.int64)
+    for (i, j), matches in zip(content.pairs, content.matches, strict=True):
+        count[i, j] = count[j, i] = len(matches)
+    return np.sort(count, axis=1)[:, -2] < MANY_MATCHES
+
+
+def merge(first: Content, second: Content) -> Content:
+    """Keypoints of both, one after the other; pairs that both have hold the matches of both."""
+    if not first.keypoints:
+        return second
+    offset = [len(points.pixels) for points in first.keypoints]
+    matches = {(i, j): [found] for (i, j), found in zip(first.pairs.tolist(), first.matches, strict=True)}
+    for (i, j), found in zip(second.pairs.tolist(), second.matches, strict=True):
+        matches.setdefault((i, j), []).append(found + np.array([offset[i], offset[j]]))
+    pairs = sorted(matches)
+    return Content(
+        first.photos,
+        first.depths,
+        [a.join(b) for a, b in zip(first.keypoints, second.keypoints, strict=True)],
+        [np.concatenate(both) for both in zip(first.colors, second.colors, strict=True)],
+        np.array(pairs, dtype=np.int64).reshape(-1, 2),
+        [np.concatenate(matches[pair]) for pair in pairs],
+    )
+
+
+def _load_models(kind: Kind, spec: str, watch: Watch) -> list[Any]:
+    """The models that a setting stands for, joined by + if there are several."""
+    if spec == "auto":
+        spec, why = choose_auto(kind)
+        watch.say(why)
+    return [load_model(kind, part) for part in spec.split("+")]
+
+
+def _choose_pairs(
+    photos: Sequence[Photo], features: Sequence[Features], matcher: Any, config: Config
+) -> tuple[Int64[np.ndarray, "P 2"], str]:
+    names = [photo.name for photo in photos]
+    if config.pairs not in PAIR_MODES:
+        return read_pairs(Path(config.pairs), names), f"from {config.pairs}"
+    given = getattr(matcher, "pairs", lambda: None)()
+    if given is not None:
+        number = {name: index for index, name in enumerate(names)}
+        known = {tuple(sorted((number[a], number[b]))) for a, b in given if a in number and b in number}
+        return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), "those that the matcher has"
+    descriptors = [item.descriptors for item in features]
+    return choose_pairs(config.pairs, descriptors, looks_ordered(names), config.seed)  # type: ignore[arg-type]

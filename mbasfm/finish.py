@@ -1,0 +1,161 @@
+"""The end of a reconstruction: polish, a second try for what was left out, and what became of each photograph."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+
+from mbasfm.adjust import Adjustment
+from mbasfm.calibrate import Start, lenses_of
+from mbasfm.config import Config
+from mbasfm.content import Content
+from mbasfm.graph import find_components, pose_graph
+from mbasfm.polish import Freedom, Polished, PolishSettings, polish, triangulate
+from mbasfm.reconstruction import Reconstruction, color_points, spread_of
+from mbasfm.retry import Second, place_by_points
+from mbasfm.twoview import TwoView
+from mbasfm.types import Cameras, Frames
+from mbasfm.watch import Watch
+
+MANY_SHARE = 4
+"""A camera of so many photographs may have its principal point and radial term refined."""
+
+
+def finish(
+    content: Content,
+    start: Start,
+    views: Sequence[TwoView],
+    adjustment: Adjustment | None,
+    config: Config,
+    watch: Watch,
+) -> Reconstruction:
+    """Polish every component, give left-out frames a second chance, and say what became of every photograph."""
+    count = len(content.photos)
+    reasons = _reasons(count, views, adjustment)
+    cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, content)
+    kept = [view for view in views if not reasons[view.i] and not reasons[view.j]]
+    with watch.stage("polish") as facts:
+        finished, cameras = _finish_components(content, start, kept, cameras, config)
+        facts["components"] = [_component_facts(item) for item in finished]
+    with watch.stage("retry") as facts:
+        added, cameras = _second_chances(content, finished, cameras)
+        facts["placed"] = len({second.frame for second in added})
+        if added:
+            kept = [*kept, *(view for second in added for view in second.views)]
+            finished, cameras = _finish_components(content, start, kept, cameras, config)
+            facts["components"] = [_component_facts(item) for item in finished]
+    for item in finished:
+        color_points(item.model, content.colors)
+    component = find_components(kept, count)
+    frames = Frames(tuple(photo.name for photo in content.photos), start.intrinsics.sizes, start.intrinsics.group)
+    registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
+    report = {"images": _image_rows(content, component, reasons, adjustment)}
+    models = tuple(item.model for item in finished)
+    return Reconstruction(frames, pose_graph(kept), cameras, registered, numbers, models, report)
+
+
+def _finish_components(
+    content: Content, start: Start, views: Sequence[TwoView], cameras: Cameras, config: Config
+) -> tuple[list[Polished], Cameras]:
+    """Polish all components, largest first."""
+    component = find_components(views, len(content.photos))
+    finished: list[Polished] = []
+    for number in range(int(component.max(initial=-1)) + 1):
+        frames = np.flatnonzero(component == number).tolist()
+        finished.append(_finish_component(content, start, views, cameras, frames, config))
+        cameras = finished[-1].cameras
+    return finished, cameras
+
+
+def _finish_component(
+    content: Content, start: Start, views: Sequence[TwoView], cameras: Cameras, frames: list[int], config: Config
+) -> Polished:
+    names = [photo.name for photo in content.photos]
+    known = bool(start.is_known[frames].all())
+    shared = bool((torch.bincount(start.intrinsics.group)[start.intrinsics.group[frames]] >= MANY_SHARE).all())
+    if config.polish:
+        freedom = Freedom(focal=not known, lens=not known and shared)
+        settings = PolishSettings(freedom, config.tracks_per_frame, config.seed)
+        return polish(names, frames, cameras, views, content.keypoints, settings)
+    model = triangulate(names, frames, cameras, views, content.keypoints)
+    return Polished(model, cameras, False, "switched off", (float("nan"), float("nan")))
+
+
+def _second_chances(content: Content, finished: Sequence[Polished], cameras: Cameras) -> tuple[list[Second], Cameras]:
+    """Frames that all their matches together can place in a component."""
+    placed = {image_id - 1 for item in finished for image_id in item.model.images}
+    lenses, pose = lenses_of(cameras.intrinsics), cameras.cam_from_world.clone()
+    added = []
+    for frame in sorted(set(range(len(content.photos))) - placed):
+        matches = _matches_of(content, frame)
+        for item in finished:
+            second = place_by_points(frame, item.model, matches, content.keypoints, lenses)
+            if second is not None:
+                added.append(second)
+                pose[frame] = torch.from_numpy(second.cam_from_world)
+                break
+    return added, replace(cameras, cam_from_world=pose)
+
+
+def _matches_of(content: Content, frame: int) -> dict[int, Int64[np.ndarray, "M 2"]]:
+    """All matches of a frame as (own keypoint, other's keypoint), by the other frame."""
+    found = {}
+    for number in np.flatnonzero((content.pairs == frame).any(1)).tolist():
+        i, j = content.pairs[number].tolist()
+        found[j if frame == i else i] = content.matches[number] if frame == i else content.matches[number][:, ::-1]
+    return found
+
+
+def _component_facts(item: Polished) -> dict[str, Any]:
+    return {
+        "images": item.model.num_images(),
+        "points": item.model.num_points3D(),
+        "mean_track_length": item.model.compute_mean_track_length(),
+        "mean_error_px": item.model.compute_mean_reprojection_error(),
+        "polished": item.used,
+        "reason": item.reason,
+        "held_out_px": list(item.held_out_px),
+    }
+
+
+def _no_cameras(start: Start, content: Content) -> Cameras:
+    count = len(content.photos)
+    pose = torch.eye(4, dtype=torch.float64)[:3].repeat(count, 1, 1)
+    one = torch.ones(count, dtype=torch.float64)
+    return Cameras(pose, start.intrinsics, one, torch.zeros_like(one), content.is_disparity)
+
+
+def _reasons(count: int, views: Sequence[TwoView], adjustment: Adjustment | None) -> list[str]:
+    """Why each photograph has no pose; empty for those that have one."""
+    seen = {frame for view in views for frame in (view.i, view.j)}
+    reasons = []
+    for frame in range(count):
+        if frame not in seen:
+            reasons.append("no other photograph shares enough matches that agree with one relative pose")
+        elif adjustment is None:
+            reasons.append("none of its verified matches has depth")
+        else:
+            reasons.append("" if adjustment.registered[frame] else adjustment.reason[frame])
+    return reasons
+
+
+def _image_rows(
+    content: Content, component: Int64[np.ndarray, " N"], reasons: Sequence[str], adjustment: Adjustment | None
+) -> list[dict[str, Any]]:
+    rows = []
+    for frame, photo in enumerate(content.photos):
+        row: dict[str, Any] = {
+            "name": photo.name,
+            "status": "registered" if component[frame] >= 0 else "not registered",
+            "component": int(component[frame]),
+            "reason": reasons[frame] or ("" if component[frame] >= 0 else "its neighbours could not be registered"),
+        }
+        if adjustment is not None and component[frame] >= 0:
+            row["inlier_share"] = float(adjustment.diagnosis.inlier_share[frame])
+            row["depth_error"] = float(adjustment.diagnosis.depth_error[frame])
+            row["sigma"] = spread_of(adjustment.pose_covariance[frame].numpy())
+        rows.append(row)
+    return rows
