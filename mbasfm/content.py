@@ -1,5 +1,6 @@
 """What the models find in the photographs: features, depth and matches, by one matcher or by several."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from mbasfm.watch import Watch
 
 MANY_MATCHES = 100
 """A frame with two such pairs needs no second matcher."""
+JOINT = re.compile(r"\+(?=\w+(?::|\+|$))")
+"""A plus before the name of a model; one inside a path is part of it."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
@@ -87,11 +90,12 @@ def _match(
 
 
 def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
-    """Frames that do not have two pairs with many matches: too little to hold them in place."""
+    """Frames that do not have two pairs (of two photographs: one) with many matches, which would hold them in place."""
     count = np.zeros((len(content.photos), len(content.photos)), dtype=np.int64)
     for (i, j), matches in zip(content.pairs, content.matches, strict=True):
         count[i, j] = count[j, i] = len(matches)
-    return np.sort(count, axis=1)[:, -2] < MANY_MATCHES
+    enough = min(2, len(content.photos) - 1)
+    return np.sort(count, axis=1)[:, -enough] < MANY_MATCHES
 
 
 def merge(first: Content, second: Content) -> Content:
@@ -118,7 +122,7 @@ def _load_models(kind: Kind, spec: str, watch: Watch) -> list[Any]:
     if spec == "auto":
         spec, why = choose_auto(kind)
         watch.say(why)
-    return [load_model(kind, part) for part in spec.split("+")]
+    return [load_model(kind, part) for part in JOINT.split(spec)]
 
 
 def _choose_pairs(

@@ -18,8 +18,11 @@ from PIL import Image
 
 from mbasfm import Config, pose_auc, reconstruct
 from mbasfm.cli import main
+from mbasfm.content import JOINT, Content, merge, weak_frames
 from mbasfm.errors import ConfigError, InputError
+from mbasfm.io.images import Photo
 from mbasfm.io.settings import read_config, write_config
+from mbasfm.sampling import Keypoints
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0
@@ -156,6 +159,51 @@ def test_one_photograph_is_not_enough(tmp_path):
     write_scene(tmp_path, parts=0, alone=1)
     with pytest.raises(InputError, match="at least 2"):
         reconstruct(tmp_path / "images", None, settings(tmp_path))
+
+
+def photos(count):
+    return tuple(Photo(str(number), Path(), 100, 100, None, "", "") for number in range(count))
+
+
+def content_with(counts, num_frames):
+    """Photographs whose pairs have so many matches."""
+    matches = [np.zeros((count, 2), dtype=np.int64) for count in counts.values()]
+    return Content(photos(num_frames), [], [], [], np.array(list(counts)), matches)
+
+
+def test_frames_without_two_good_pairs_are_weak():
+    counts = {(0, 1): 500, (0, 2): 300, (1, 2): 40, (2, 3): 120}
+    assert weak_frames(content_with(counts, 4)).tolist() == [False, True, False, True]
+    assert weak_frames(content_with({(0, 1): 150}, 2)).tolist() == [False, False]
+    assert weak_frames(content_with({(0, 1): 50}, 2)).tolist() == [True, True]
+
+
+@pytest.mark.parametrize(
+    "spec, parts",
+    [
+        ("sift+xfeat", ["sift", "xfeat"]),
+        ("sift+xfeat:lighterglue", ["sift", "xfeat:lighterglue"]),
+        ("files:/a+b/c d", ["files:/a+b/c d"]),
+        ("files:a/b+sift", ["files:a/b", "sift"]),
+    ],
+)
+def test_matchers_are_joined_by_a_plus_that_paths_may_contain(spec, parts):
+    assert JOINT.split(spec) == parts
+
+
+def test_merged_content_points_at_the_same_pixels():
+    def part(offset, pairs):
+        points = [Keypoints(np.full((n, 2), offset + n, np.float32), np.ones(n, np.float32)) for n in (2, 3, 4)]
+        colours = [np.zeros((n, 3), np.uint8) for n in (2, 3, 4)]
+        matches = [np.array([[0, 1], [1, 2]]) for _ in pairs]
+        return Content(photos(3), [], points, colours, np.array(pairs), matches)
+
+    merged = merge(part(0, [(0, 1), (1, 2)]), part(100, [(0, 2), (1, 2)]))
+    assert merged.pairs.tolist() == [[0, 1], [0, 2], [1, 2]]
+    assert [len(found) for found in merged.matches] == [2, 2, 4]
+    for (i, j), found in zip(merged.pairs.tolist(), merged.matches, strict=True):
+        ends = [merged.keypoints[frame].pixels[index, 0] for frame, index in zip((i, j), found.T, strict=True)]
+        assert np.array_equal(ends[0] > 50, ends[1] > 50)  # matches never mix features of two matchers
 
 
 # ----------------------------------------------------------------------------------------------------------------
