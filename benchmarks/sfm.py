@@ -254,9 +254,7 @@ def bags_part(options: Options, thirds: bool) -> None:
         theirs = list(peer.run(True, 0, bags)) if peer else []
         for number, bag in enumerate(bags):
             found = [{"method": "ours"} | run_ours(scene, options, work, True, bag)]
-            found += [{"method": f"colmap {r['mapper']}"} | r for r in theirs if r["mapper"]][
-                2 * number : 2 * number + 2
-            ]
+            found += [{"method": f"colmap {row['mapper']}"} | row for row in theirs[2 * number : 2 * number + 2]]
             size = "third" if thirds else str(len(bag))
             pooled += [{"set": scene.name, "size": size} | row for row in found]
         for method in dict.fromkeys(row["method"] for row in pooled):

@@ -1,6 +1,5 @@
 """What the models find in the photographs: features, depth and matches, by one matcher or by several."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +15,13 @@ from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.io.lists import read_pairs
 from mbasfm.models.base import DepthEstimate, Features
-from mbasfm.models.registry import Kind, choose_auto, load_model
+from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
 from mbasfm.pairs import choose_pairs, looks_ordered
 from mbasfm.sampling import Keypoints
 from mbasfm.watch import Watch
 
 MANY_MATCHES = 100
 """A frame with two such pairs needs no second matcher."""
-JOINT = re.compile(r"\+(?=\w+(?::|\+|$))")
-"""A plus before the name of a model; one inside a path is part of it."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 

@@ -32,12 +32,10 @@ def drop_inconsistent(views: Sequence[TwoView], num_frames: int) -> tuple[list[T
     """
     triangles, closes = _triangles(views, num_frames)
     strength = np.array([view.strength for view in views])
+    around = strength[triangles]
+    voice = np.stack([np.delete(around, side, axis=1).min(1) for side in range(3)], 1)
     kept = np.ones(len(views), dtype=bool)
     while True:
-        around = strength[triangles]
-        voice = np.stack(
-            [np.minimum(around[:, 1], around[:, 2]), np.minimum(around[:, 0], around[:, 2]), around[:, :2].min(1)], 1
-        )
         count = np.bincount(triangles.ravel(), minlength=len(views))
         total, bad = (
             np.bincount(triangles[some].ravel(), voice[some].ravel(), minlength=len(views))
@@ -45,13 +43,12 @@ def drop_inconsistent(views: Sequence[TwoView], num_frames: int) -> tuple[list[T
         )
         suspects = np.flatnonzero(kept & (count >= MIN_TRIPLETS) & (bad > 0.5 * total))
         if len(suspects) == 0:
-            return [view for view, keep in zip(views, kept, strict=True) if keep], [
-                view for view, keep in zip(views, kept, strict=True) if not keep
-            ]
+            good, wrong = ([views[number] for number in np.flatnonzero(part).tolist()] for part in (kept, ~kept))
+            return good, wrong
         worst = suspects[np.argmin(strength[suspects])]
         kept[worst] = False
         left = (triangles != worst).all(1)
-        triangles, closes = triangles[left], closes[left]
+        triangles, closes, voice = triangles[left], closes[left], voice[left]
 
 
 def _triangles(views: Sequence[TwoView], num_frames: int) -> tuple[Int64[np.ndarray, "T 3"], Bool[np.ndarray, " T"]]:

@@ -20,7 +20,7 @@ from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Intrinsics
 
 MAX_NEIGHBOURS = 4
-"""A new frame is proposed from this many placed neighbours, those with most inliers."""
+"""A new frame is proposed from this many placed neighbours, the strongest."""
 MAX_JUDGES = 10
 """Proposals are scored on the edges to this many placed neighbours."""
 MIN_PARALLAX_DEG = 0.5
@@ -90,7 +90,7 @@ def _order(views: Sequence[TwoView], num_frames: int, tree: Tree) -> Iterator[tu
     """Frames in the order in which they join, each with its placed neighbours, best first; roots have none.
 
     ``paper``: root of highest degree, next the frame of highest degree that touches the tree. ``consistent``: the same
-    with the number of verified inliers, counted towards the placed frames.
+    with the strength of pairs, counted towards the placed frames.
     """
     strength = np.zeros((num_frames, num_frames))
     for view in views:

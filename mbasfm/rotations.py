@@ -50,7 +50,7 @@ def average_rotations(views: Sequence[TwoView], num_frames: int) -> Float64[np.n
     """
     ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
     relative = np.stack([view.j_from_i[:, :3] for view in views])
-    sigma = np.array([max(ERROR_FLOOR_DEG, ERROR_OF_ONE_DEG / view.strength) for view in views])
+    sigma = _sigma_deg(views)
     rotation = _along_tree(ends, relative, sigma, num_frames)
     roots = _roots(ends, num_frames)
     i, j = ends.T
@@ -90,23 +90,23 @@ def average_positions(views: Sequence[TwoView], rotation: Float64[np.ndarray, "N
     ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
     # The translation of j_from_i points from centre j to centre i, in the frame of j.
     line = -np.einsum("eji,ej->ei", rotation[ends[:, 1]], np.stack([view.j_from_i[:, 3] for view in views]))
-    sigma = np.array([max(ERROR_FLOOR_DEG, ERROR_OF_ONE_DEG / view.strength) for view in views])
+    sigma = _sigma_deg(views)
     outer = line[:, :, None] * line[:, None, :]
     roots, centers = _roots(ends, len(rotation)), np.zeros((len(rotation), 3))
     for tolerance in (*([None] * CONVEX_ROUNDS), *POSITION_TOLERANCES_DEG):
         gap = centers[ends[:, 1]] - centers[ends[:, 0]]
         along = (gap * line).sum(1)
-        rest = np.linalg.norm(gap - np.maximum(along, 1.0)[:, None] * line, axis=1)
+        length = np.maximum(along, 1.0)
+        rest = np.linalg.norm(gap - length[:, None] * line, axis=1)
         if tolerance is None:
             weight = 1 / (sigma * np.maximum(rest, SHORTEST))
             pull = np.where(along < 1, 1.0, SLACK)
         else:
             angle = np.rad2deg(np.arctan2(np.linalg.norm(np.cross(line, gap), axis=1), along))
-            length = np.maximum(along, 1.0)
             weight = (tolerance**2 / (tolerance**2 + angle**2)) ** 2 / (sigma * length) ** 2
             pull = np.full(len(views), SLACK)
         block = weight[:, None, None] * (np.eye(3) + (pull - 1)[:, None, None] * outer)
-        target = (weight * pull * np.maximum(along, 1.0))[:, None] * line
+        target = (weight * pull * length)[:, None] * line
         centers = _solve_blocks(ends, block, target, roots, centers)
     return centers
 
@@ -115,13 +115,8 @@ def _solve_blocks(
     ends: np.ndarray, block: np.ndarray, vector: np.ndarray, roots: Sequence[int], centers: np.ndarray
 ) -> np.ndarray:
     """Centres that minimise the sum of (gap^T block gap - 2 vector^T gap) over pairs; roots stay."""
-    count = len(centers)
-    (i, j), free = ends.T, np.setdiff1d(np.arange(count), roots)
-    matrix, right = np.zeros((count, count, 3, 3)), np.zeros((count, 3))
-    for a, b, sign in ((i, i, 1), (j, j, 1), (i, j, -1), (j, i, -1)):
-        np.add.at(matrix, (a, b), sign * block)
-    np.add.at(right, j, vector)
-    np.add.at(right, i, -vector)
+    free = np.setdiff1d(np.arange(len(centers)), roots)
+    matrix, right = _assemble(ends, block, vector, len(centers))
     right -= np.einsum("abij,bj->ai", matrix[:, roots], centers[roots])
     size = 3 * len(free)
     flat = matrix[np.ix_(free, free)].transpose(0, 2, 1, 3).reshape(size, size)
@@ -146,6 +141,11 @@ def direction(
     # In front of both cameras: depth along a ray and step point the same way.
     side = np.cross(target, step[None])
     return step if np.sum(np.sign((np.cross(turned, target) * side).sum(1))) >= 0 else -step
+
+
+def _sigma_deg(views: Sequence[TwoView]) -> Float64[np.ndarray, " E"]:
+    """Expected error of each pair's rotation and direction."""
+    return np.array([max(ERROR_FLOOR_DEG, ERROR_OF_ONE_DEG / view.strength) for view in views])
 
 
 def _along_tree(ends: np.ndarray, relative: np.ndarray, sigma: np.ndarray, num_frames: int) -> np.ndarray:
@@ -174,16 +174,21 @@ def _solve_laplacian(
     ends: np.ndarray, weight: np.ndarray, residual: np.ndarray, roots: Sequence[int], num_frames: int
 ) -> np.ndarray:
     """delta with delta_j - delta_i = residual_ij in the weighted least-squares sense; roots stay."""
-    i, j = ends.T
-    matrix = np.zeros((num_frames, num_frames))
-    np.add.at(matrix, (i, i), weight)
-    np.add.at(matrix, (j, j), weight)
-    np.add.at(matrix, (i, j), -weight)
-    np.add.at(matrix, (j, i), -weight)
-    vector = np.zeros((num_frames, 3))
-    np.add.at(vector, j, weight[:, None] * residual)
-    np.add.at(vector, i, -weight[:, None] * residual)
+    matrix, vector = _assemble(ends, weight, weight[:, None] * residual, num_frames)
     free = np.setdiff1d(np.arange(num_frames), roots)
     delta = np.zeros((num_frames, 3))
     delta[free] = np.linalg.solve(matrix[np.ix_(free, free)], vector[free])
     return delta
+
+
+def _assemble(
+    ends: np.ndarray, block: np.ndarray, vector: np.ndarray, num_frames: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Graph Laplacian and right-hand side; a block is one weight per pair, or a matrix that acts on all axes."""
+    i, j = ends.T
+    matrix, right = np.zeros((num_frames, num_frames, *block.shape[1:])), np.zeros((num_frames, 3))
+    for a, b, sign in ((i, i, 1), (j, j, 1), (i, j, -1), (j, i, -1)):
+        np.add.at(matrix, (a, b), sign * block)
+    np.add.at(right, j, vector)
+    np.add.at(right, i, -vector)
+    return matrix, right

@@ -118,13 +118,10 @@ def calibrate_view(
 ) -> TwoView | None:
     """Give a pair that was verified without focal length its pose, once that is known."""
     found = verify((view.i, view.j), pixels, view.matches, lenses, max_error_px, calibrated=True)
-    return (
-        None
-        if found is None
-        else replace(
-            found, log10_false_alarms=view.log10_false_alarms, inlier_ratio=view.inlier_ratio * found.inlier_ratio
-        )
-    )
+    if found is None:
+        return None
+    ratio = view.inlier_ratio * found.inlier_ratio
+    return replace(found, log10_false_alarms=view.log10_false_alarms, inlier_ratio=ratio)
 
 
 def _essential(

@@ -1,6 +1,7 @@
 """Models by name, through entry points: ours and those of other packages come in by the same door."""
 
 import difflib
+import re
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
@@ -8,6 +9,8 @@ from typing import Any, Literal
 from mbasfm.errors import MBAError, ModelNotFoundError
 
 Kind = Literal["depth", "matcher"]
+JOINT = re.compile(r"\+(?=\w+(?::|\+|$))")
+"""A plus before the name of a model; one inside a path is part of it."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def choose_auto(kind: Kind) -> tuple[str, str]:
 
 def _missing(kind: Kind, spec: str) -> str:
     """What has to be done before a model (or all of several, joined by +) can run; empty if nothing."""
-    for part in spec.split("+"):
+    for part in JOINT.split(spec):
         name = part.partition(":")[0]
         point = installed(kind).get(name)
         missing = str(point.load().missing()) if point else f"install a package with the {kind} model {name}"
