@@ -1,13 +1,13 @@
 """What the models find in the photographs: features, depth and matches, by one matcher or by several."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.config import Config
 from mbasfm.infer import describe_photos, estimate_depths, keypoints_of, match_pairs
@@ -22,6 +22,8 @@ from mbasfm.watch import Watch
 
 MANY_MATCHES = 100
 """A frame with two such pairs needs no second matcher."""
+MANY_FEATURES = 2000
+"""A frame with so many has matches enough."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
@@ -35,6 +37,8 @@ class Content:
     colors: list[UInt8[np.ndarray, "_ 3"]]
     pairs: Int64[np.ndarray, "P 2"]
     matches: list[Int64[np.ndarray, "_ 2"]]
+    descriptors: dict[int, Float32[np.ndarray, "_ C"]] = field(default_factory=dict)
+    """Of the first matcher, for frames in which it found few features: each of their matches is worth looking for."""
 
     @property
     def is_disparity(self) -> Bool[torch.Tensor, " N"]:
@@ -51,10 +55,10 @@ def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch)
     (depth_model,) = _load_models("depth", config.depth, watch)
     with watch.stage("depth"):
         depths = list(watch.each(estimate_depths(photos, depth_model, cache), len(photos), "depth"))
-    content = Content(photos, depths, [], [], np.zeros((0, 2), dtype=np.int64), [])
-    for number, matcher in enumerate(matchers):
-        wanted = None if number == 0 else weak_frames(content)
-        if wanted is None or wanted.any():
+    content = _match(photos, depths, matchers[0], None, config, cache, watch)
+    for matcher in matchers[1:]:
+        wanted = weak_frames(content)
+        if wanted.any():
             content = merge(content, _match(photos, depths, matcher, wanted, config, cache, watch))
     return content
 
@@ -83,7 +87,8 @@ def _match(
         matches = [indices[confidence > config.min_confidence] for indices, confidence in found]
         facts["matches"] = sum(map(len, matches))
     keypoints = [keypoints_of(p, f, z) for p, f, z in zip(photos, features, depths, strict=True)]
-    return Content(photos, depths, keypoints, [item.colors for item in described], pairs, matches)
+    few = {frame: item.descriptors for frame, item in enumerate(features) if len(item.pixels) < MANY_FEATURES}
+    return Content(photos, depths, keypoints, [item.colors for item in described], pairs, matches, few)
 
 
 def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
@@ -97,8 +102,6 @@ def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
 
 def merge(first: Content, second: Content) -> Content:
     """Keypoints of both, one after the other; pairs that both have hold the matches of both."""
-    if not first.keypoints:
-        return second
     offset = [len(points.pixels) for points in first.keypoints]
     matches = {(i, j): [found] for (i, j), found in zip(first.pairs.tolist(), first.matches, strict=True)}
     for (i, j), found in zip(second.pairs.tolist(), second.matches, strict=True):
@@ -111,6 +114,7 @@ def merge(first: Content, second: Content) -> Content:
         [np.concatenate(both) for both in zip(first.colors, second.colors, strict=True)],
         np.array(pairs, dtype=np.int64).reshape(-1, 2),
         [np.concatenate(matches[pair]) for pair in pairs],
+        first.descriptors,
     )
 
 

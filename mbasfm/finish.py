@@ -13,6 +13,7 @@ from mbasfm.calibrate import Start, lenses_of
 from mbasfm.config import Config
 from mbasfm.content import Content
 from mbasfm.graph import find_components, pose_graph
+from mbasfm.guided import match_along_lines
 from mbasfm.polish import Freedom, Polished, PolishSettings, polish, triangulate
 from mbasfm.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.retry import Second, place_by_points
@@ -43,8 +44,13 @@ def finish(
     with watch.stage("retry") as facts:
         added, cameras = _second_chances(content, finished, cameras)
         facts["placed"] = len({second.frame for second in added})
-        if added:
-            kept = [*kept, *(view for second in added for view in second.views)]
+        seconds = [view for second in added for view in second.views]
+        more = match_along_lines(
+            [*kept, *seconds], cameras, content.keypoints, content.descriptors, config.max_error_px
+        )
+        facts["matches"] = sum(view.num_inliers for view in more) - sum(view.num_inliers for view in kept)
+        if facts["matches"] and config.polish or added:
+            kept = more
             finished, cameras = _finish_components(content, start, kept, cameras, config)
             facts["components"] = [_component_facts(item) for item in finished]
     for item in finished:

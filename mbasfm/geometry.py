@@ -205,6 +205,13 @@ def unproject(
 # Alignment
 
 
+def epipolar_lines(rays_i: Float[Tensor, "K 3"], j_from_i: Float[Tensor, "3 4"]) -> Float[Tensor, "K 3"]:
+    """Lines in frame j of rays of frame i: line . ray is the distance of a ray with z = 1 from the line."""
+    base = rays_i @ j_from_i[:, :3].T
+    line = torch.linalg.cross(base, j_from_i[:, 3].expand_as(base))
+    return line / line[:, :2].norm(dim=-1, keepdim=True).clamp_min(1e-15)
+
+
 def align_similarity(
     source: Float[Tensor, "M 3"], target: Float[Tensor, "M 3"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "3 4"]]:

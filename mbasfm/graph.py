@@ -1,10 +1,11 @@
 """The pose graph: which verified pairs become edges, and which of them contradict the others."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int64
+from jaxtyping import Float64, Int64
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 
@@ -13,6 +14,8 @@ from mbasfm.types import PoseGraph
 
 MAX_TRIPLET_ERROR_DEG = 10.0
 """Three relative rotations around a triangle of true pairs come back to themselves within a few degrees."""
+SAME_ANSWER_DEG, ANSWER_ROUNDS = 3.0, 10
+"""How well rotations around a triangle must close to support one of two answers."""
 MIN_TRIPLETS = 2
 """A pair is only judged where several triangles can speak."""
 
@@ -30,10 +33,11 @@ def drop_inconsistent(views: Sequence[TwoView], num_frames: int) -> tuple[list[T
     A triangle speaks as loud as the weaker of its two other pairs. One pair leaves at a time, the weakest that most of
     its triangles speak against, and takes its triangles with it: a good pair must not fall because of bad ones.
     """
-    triangles, closes = _triangles(views, num_frames)
+    triangles = _sides(views, num_frames)
+    rotation = np.stack([view.j_from_i[None, :, :3] for view in views]) if views else np.zeros((0, 1, 3, 3))
+    closes = _closing_deg(*(rotation[triangles[:, side]] for side in range(3))).ravel() < MAX_TRIPLET_ERROR_DEG
+    voice = _voices(views, triangles)
     strength = np.array([view.strength for view in views])
-    around = strength[triangles]
-    voice = np.stack([np.delete(around, side, axis=1).min(1) for side in range(3)], 1)
     kept = np.ones(len(views), dtype=bool)
     while True:
         count = np.bincount(triangles.ravel(), minlength=len(views))
@@ -51,23 +55,64 @@ def drop_inconsistent(views: Sequence[TwoView], num_frames: int) -> tuple[list[T
         triangles, closes, voice = triangles[left], closes[left], voice[left]
 
 
-def _triangles(views: Sequence[TwoView], num_frames: int) -> tuple[Int64[np.ndarray, "T 3"], Bool[np.ndarray, " T"]]:
-    """All triangles as numbers of their three pairs, and whether their rotations come back to where they began."""
+def choose_answers(views: Sequence[TwoView], num_frames: int) -> list[TwoView]:
+    """Give each pair that sees one plane that of its two poses with which more triangles close.
+
+    Answers are believed as much as the triangles they close with answers that are believed; some rounds of that settle
+    the matter (relaxation labelling, Rosenfeld et al. 1976).
+    """
+    if all(view.rival is None for view in views):
+        return list(views)
+    sides = _sides(views, num_frames)
+    is_open = np.array([view.rival is not None for view in views])
+    sides = sides[is_open[sides].any(1)]
+    answers = np.stack(
+        [[pose[:, :3] for pose in (v.j_from_i, v.j_from_i if v.rival is None else v.rival)] for v in views]
+    )
+    angle = _closing_deg(*(answers[sides[:, side]] for side in range(3)))
+    support = np.exp(-((angle / SAME_ANSWER_DEG) ** 2)) * _voices(views, sides).min(1)[:, None, None, None]
+    sure = np.where(is_open[:, None], [0.5, 0.5], [1.0, 0.0])
+    belief = sure
+    for _ in range(ANSWER_ROUNDS):
+        a, b, c = (belief[sides[:, side]] for side in range(3))
+        votes = np.full((len(views), 2), 1e-9)
+        np.add.at(votes, sides[:, 0], np.einsum("tabc,tb,tc->ta", support, b, c))
+        np.add.at(votes, sides[:, 1], np.einsum("tabc,ta,tc->tb", support, a, c))
+        np.add.at(votes, sides[:, 2], np.einsum("tabc,ta,tb->tc", support, a, b))
+        belief = np.where(is_open[:, None], votes / votes.sum(1, keepdims=True), sure)
+    swap = belief[:, 1] > belief[:, 0]
+    return [
+        replace(view, j_from_i=view.rival, rival=view.j_from_i) if other and view.rival is not None else view
+        for view, other in zip(views, swap, strict=True)
+    ]
+
+
+def _sides(views: Sequence[TwoView], num_frames: int) -> Int64[np.ndarray, "T 3"]:
+    """All triangles i < j < k as numbers of their pairs ij, ik and jk."""
     index = -np.ones((num_frames, num_frames), dtype=np.int64)
-    rotation = np.zeros((num_frames, num_frames, 3, 3))
     for number, view in enumerate(views):
         index[view.i, view.j] = index[view.j, view.i] = number
-        rotation[view.i, view.j] = view.j_from_i[:, :3]
-        rotation[view.j, view.i] = view.j_from_i[:, :3].T
-    found, closed = [np.zeros((0, 3), dtype=np.int64)], [np.zeros(0, dtype=bool)]
+    found = [np.zeros((0, 3), dtype=np.int64)]
     for number, view in enumerate(views):
         third = np.flatnonzero((index[view.i] >= 0) & (index[view.j] >= 0))
         third = third[third > view.j]
-        loop = rotation[third, view.i] @ rotation[view.j, third] @ rotation[view.i, view.j]
-        cosine = (np.trace(loop, axis1=1, axis2=2) - 1) / 2
         found.append(np.column_stack([np.full(len(third), number), index[view.i, third], index[view.j, third]]))
-        closed.append(cosine > np.cos(np.deg2rad(MAX_TRIPLET_ERROR_DEG)))
-    return np.concatenate(found), np.concatenate(closed)
+    return np.concatenate(found)
+
+
+def _voices(views: Sequence[TwoView], sides: Int64[np.ndarray, "T 3"]) -> Float64[np.ndarray, "T 3"]:
+    """How loud a triangle speaks about each of its pairs: as loud as the weaker of the two others."""
+    around = np.array([view.strength for view in views])[sides]
+    return np.stack([np.delete(around, side, axis=1).min(1) for side in range(3)], 1)
+
+
+def _closing_deg(
+    j_from_i: Float64[np.ndarray, "T A 3 3"], k_from_i: Float64[np.ndarray, "T B 3 3"], k_from_j: np.ndarray
+) -> Float64[np.ndarray, "T A B C"]:
+    """Angle by which the rotations around each triangle miss, for all combinations of answers."""
+    # trace(k_from_i^T k_from_j j_from_i)
+    trace = np.einsum("tbxy,tcxz,tazy->tabc", k_from_i, k_from_j, j_from_i)
+    return np.rad2deg(np.arccos(np.clip((trace - 1) / 2, -1, 1)))
 
 
 def find_components(views: Sequence[TwoView], num_frames: int) -> Int64[np.ndarray, " N"]:

@@ -13,9 +13,10 @@ from mbasfm.adjust import Adjustment, adjust
 from mbasfm.calibrate import Start, known_intrinsics, lenses_of, with_searched_focal
 from mbasfm.config import Config, stages_of
 from mbasfm.content import Content, infer
+from mbasfm.depth_check import drop_contradictions
 from mbasfm.errors import InputError
 from mbasfm.finish import finish
-from mbasfm.graph import drop_inconsistent, find_components, select_edges
+from mbasfm.graph import choose_answers, drop_inconsistent, find_components, select_edges
 from mbasfm.infer import WORKERS, in_parallel
 from mbasfm.initialize import initialize_cameras
 from mbasfm.io.cache import Cache
@@ -50,6 +51,7 @@ def reconstruct(
     start, views = verify_pairs(content, config, watch)
     views = build_graph(content, start, views, config, watch)
     adjustment = place(content, start, views, config, watch)
+    views = check_against_depth(content, views, adjustment, watch)
     result = finish(content, start, views, adjustment, config, watch)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report["stages"] = watch.stages
@@ -132,7 +134,7 @@ def build_graph(content: Content, start: Start, views: list[TwoView], config: Co
     with watch.stage("graph") as facts:
         verified = len(views)
         if config.tree == "consistent" and views:
-            views, _ = drop_inconsistent(views, num_frames)
+            views, _ = drop_inconsistent(choose_answers(views, num_frames), num_frames)
             rotation = average_rotations(views, num_frames)
             views = agree_with(views, rotation, rays_of(content.keypoints, start.intrinsics))
         facts["inconsistent"] = verified - len(views)
@@ -161,6 +163,18 @@ def place(content: Content, start: Start, views: Sequence[TwoView], config: Conf
         facts["score"] = _score(adjustment)
         facts["inlier_share"] = float(adjustment.diagnosis.inlier_share[adjustment.registered].mean())
     return adjustment
+
+
+def check_against_depth(
+    content: Content, views: list[TwoView], adjustment: Adjustment | None, watch: Watch
+) -> list[TwoView]:
+    """Leave out matches whose triangulated depth no depth map can mean."""
+    if adjustment is None:
+        return views
+    with watch.stage("depth check") as facts:
+        kept = drop_contradictions(views, adjustment.cameras, content.keypoints)
+        facts["dropped"] = sum(view.num_inliers for view in views) - sum(view.num_inliers for view in kept)
+    return kept
 
 
 def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, config: Config) -> Adjustment:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int64, Integer
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from mbasfm.geometry import compose, invert, pixel_rays
+from mbasfm.geometry import compose, epipolar_lines, invert, unproject
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints
 from mbasfm.twoview import TwoView
@@ -76,12 +76,9 @@ def held_out_error_px(
         rays = []
         for frame, index in zip((view.i, view.j), view.matches[chosen].T, strict=True):
             pixels = torch.from_numpy(keypoints[frame].pixels[index]).double()
-            flat = pixel_rays(pixels, cameras.intrinsics, torch.tensor(frame))
-            rays.append(torch.cat([flat, torch.ones_like(flat[:, :1])], 1))
+            rays.append(unproject(pixels, torch.ones_like(pixels[:, 0]), cameras.intrinsics, torch.tensor(frame)))
         relative = compose(cameras.cam_from_world[view.j], invert(cameras.cam_from_world[view.i]))
-        base = rays[0] @ relative[:, :3].T
-        line = torch.linalg.cross(base, relative[:, 3].expand_as(base))
-        across = (line * rays[1]).sum(-1).abs() / line[:, :2].norm(dim=-1).clamp_min(1e-15)
+        across = (epipolar_lines(rays[0], relative) * rays[1]).sum(-1).abs()
         focal = cameras.intrinsics.focal[view.j].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[view.j].max()
         distances.append((across * focal).nan_to_num(nan=torch.inf))
     return float(torch.cat(distances).median()) if distances else float("nan")

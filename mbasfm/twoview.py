@@ -4,6 +4,7 @@ RANSAC is poselib's (LO-RANSAC with the five-point or seven-point solver). Wheth
 by the expected number of false alarms, so that few but clean matches count and many random ones do not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +23,10 @@ ESSENTIAL_POINTS, FUNDAMENTAL_POINTS = 5, 7
 LN_10 = float(np.log(10.0))
 PLANE_SHARE = 0.9
 """A pair with this share of its inliers on one homography says little about its translation."""
+RIVAL_SHARE = 0.7
+"""A pose that so many inliers allow may be the right one: the others may be wrong matches."""
+MIN_RIVAL_DEG = 3.0
+"""Poses that differ by less are one."""
 GRID = 16
 """Cells per side in which matches are counted to estimate co-visibility."""
 
@@ -67,6 +72,8 @@ class TwoView:
     """Share of the pair's matches that agree; where few do, the pose is often wrong however many they are."""
     covisibility: tuple[float, float]
     """Share of the frame's textured area that the other sees, for i and for j."""
+    rival: Float64[np.ndarray, "3 4"] | None = None
+    """What j_from_i may be instead: two poses explain the image of one plane equally well."""
 
     @property
     def num_inliers(self) -> int:
@@ -101,13 +108,18 @@ def verify(
     if inliers.sum() < MIN_INLIERS or inliers.mean() < MIN_INLIER_RATIO or alarms > MAX_LOG10_FALSE_ALARMS:
         return None
     straight_i, straight_j = _straighten(points_i[inliers], lenses[0]), _straighten(points_j[inliers], lenses[1])
-    planar = _share_on_a_plane(straight_i, straight_j, limit) >= PLANE_SHARE
+    homography, on_plane = _homography(straight_i, straight_j, limit)
+    planar = on_plane >= PLANE_SHARE
+    rival = None
+    if on_plane >= RIVAL_SHARE and calibrated:
+        rays = [_rays(points, lens) for points, lens in zip((straight_i, straight_j), lenses, strict=True)]
+        rival = _rival(j_from_i, homography, rays, lenses, limit)
     covisibility = (
         covered_share(pixels[0], points_i[inliers], lenses[0].size),
         covered_share(pixels[1], points_j[inliers], lenses[1].size),
     )
     ratio = float(inliers.mean())
-    return TwoView(*frames, matches[inliers], j_from_i, fundamental, planar, alarms, ratio, covisibility)
+    return TwoView(*frames, matches[inliers], j_from_i, fundamental, planar, alarms, ratio, covisibility, rival)
 
 
 def calibrate_view(
@@ -193,12 +205,53 @@ def _straighten(points: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.nd
     return model.unproject(points) * lens.focal + lens.center
 
 
-def _share_on_a_plane(
+def _homography(
     points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], limit: float
-) -> float:
+) -> tuple[Float64[np.ndarray, "3 3"], float]:
+    """The homography of most points, and their share."""
     options = {"max_reproj_error": limit, "max_iterations": 500, "min_iterations": 50, "seed": 0}
-    _, info = poselib.estimate_homography(points_i, points_j, options, {})
-    return float(np.mean(info["inliers"]))
+    matrix, info = poselib.estimate_homography(points_i, points_j, options, {})
+    return np.asarray(matrix), float(np.mean(info["inliers"]))
+
+
+def _rival(
+    j_from_i: Float64[np.ndarray, "3 4"],
+    homography: Float64[np.ndarray, "3 3"],
+    rays: Sequence[Float64[np.ndarray, "M 3"]],
+    lenses: tuple[Lens, Lens],
+    limit: float,
+) -> Float64[np.ndarray, "3 4"] | None:
+    """The other pose that a plane allows, if most points lie near their lines and in front of both cameras."""
+    first, second = (calibration_matrix(lens) for lens in lenses)
+    poses, _ = poselib.motion_from_homography(np.linalg.inv(second) @ homography @ first)
+    best, best_share = None, RIVAL_SHARE
+    for pose in poses:
+        length = float(np.linalg.norm(pose.t))
+        cosine = (np.trace(pose.R.T @ j_from_i[:, :3]) - 1) / 2
+        if length < 1e-9 or cosine > np.cos(np.deg2rad(MIN_RIVAL_DEG)):
+            continue
+        candidate = np.column_stack([pose.R, pose.t / length])
+        share = float(_is_possible(candidate, rays, limit / float(lenses[1].focal.mean())).mean())
+        if share >= best_share:
+            best, best_share = candidate, share
+    return best
+
+
+def _is_possible(
+    j_from_i: Float64[np.ndarray, "3 4"], rays: Sequence[Float64[np.ndarray, "M 3"]], limit: float
+) -> Bool[np.ndarray, " M"]:
+    """Whether rays meet, within the limit at z = 1, in front of both cameras."""
+    turned, step = rays[0] @ j_from_i[:, :3].T, j_from_i[:, 3]
+    line, between = np.cross(turned, step), np.cross(turned, rays[1])
+    distance = np.abs((line * rays[1]).sum(1)) / np.maximum(np.linalg.norm(line[:, :2], axis=1), 1e-12)
+    # depth_j ray_j = depth_i turned + step; crossed with either ray, the other's depth is left.
+    in_front_of_i = (between * np.cross(rays[1], step)).sum(1) > 0
+    in_front_of_j = (between * line).sum(1) > 0
+    return (distance < limit) & in_front_of_i & in_front_of_j
+
+
+def _rays(straight: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.ndarray, "M 3"]:
+    return np.column_stack([(straight - lens.center) / lens.focal, np.ones(len(straight))])
 
 
 def covered_share(

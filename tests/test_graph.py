@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import compose, invert, make_pose, make_view, orbit
 
-from mbasfm.graph import drop_inconsistent, find_components, pose_graph, select_edges
+from mbasfm.graph import choose_answers, drop_inconsistent, find_components, pose_graph, select_edges
 
 
 def edge(i, j, share=0.5, num_inliers=50, **known):
@@ -174,3 +174,36 @@ def test_the_graph_has_both_directions_with_the_share_of_the_source():
     assert rows == pytest.approx({(0, 2): 0.3, (2, 0): 0.4, (1, 2): 0.5, (2, 1): 0.6})
     empty = pose_graph([])
     assert empty.edges.shape == (0, 2) and empty.covisibility.shape == (0,) and empty.edges.dtype == torch.int64
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Two answers of a plane
+
+
+def in_doubt(view, seed, is_swapped):
+    """The pair with a wrong second pose, or with the second as its first."""
+    away = make_pose(np.random.default_rng(seed).uniform(20, 60, 3), np.zeros(3))
+    rival = compose(away, view.j_from_i)
+    return replace(view, j_from_i=rival, rival=view.j_from_i) if is_swapped else replace(view, rival=rival)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_of_two_answers_that_is_taken_with_which_triangles_close(seed, share):
+    generator = np.random.default_rng(seed)
+    truth = true_edges(7, combinations(range(7), 2), seed, noise_deg=0.3)
+    views = [
+        in_doubt(view, 100 * seed + number, bool(generator.integers(2))) if generator.random() < share else view
+        for number, view in enumerate(truth)
+    ]
+    chosen = choose_answers(views, 7)
+    for view, right in zip(chosen, truth, strict=True):
+        assert np.array_equal(view.j_from_i, right.j_from_i)
+    assert ends(chosen) == ends(truth)
+
+
+def test_without_triangles_the_first_answer_stays():
+    views = [in_doubt(view, number, True) for number, view in enumerate(true_edges(4, [(0, 1), (1, 2), (2, 3)]))]
+    for view, before in zip(choose_answers(views, 4), views, strict=True):
+        assert np.array_equal(view.j_from_i, before.j_from_i)
+    assert choose_answers([], 3) == []

@@ -38,6 +38,7 @@ MATHEMATICS = (
     "tracks",
     "polish",
     "retry",
+    "depth_check",
 )
 LAYERS = (
     *MATHEMATICS,
@@ -60,6 +61,7 @@ LAYERS = (
     "models.sift",
     "models.xfeat",
     "models.match_files",
+    "guided",
     "calibrate",
     "infer",
     "watch",

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,20 @@ def test_small_sets_equal_the_definition(num_first, num_second, max_ratio, min_s
     for (row, column), confidence in zip(found.indices.tolist(), found.confidence.tolist(), strict=True):
         similarity, ratio = expected[row, column]
         assert confidence == pytest.approx(max(similarity, 0) if max_ratio == 1 else 1 - ratio, abs=2e-3)
+
+
+def test_only_allowed_pairs_are_compared_and_one_without_rival_passes_the_ratio_test():
+    first, second = two_sets(40, 50, 20, 3)
+    allowed = np.random.default_rng(4).random((40, 50)) < 0.2
+    similarity = np.where(allowed, first @ second.T, -np.inf)
+    best = similarity.argmax(1)
+    mutual = similarity.argmax(0)[best] == np.arange(40)
+    found = mutual_nearest(first, second, allowed=torch.from_numpy(allowed))
+    assert as_set(found) == {(row, int(best[row])) for row in np.flatnonzero(mutual & allowed.any(1))}
+    lonely = np.zeros((40, 50), dtype=bool)
+    lonely[7, 9] = True
+    assert as_set(mutual_nearest(first, second, 0.5, allowed=torch.from_numpy(lonely))) == {(7, 9)}
+    assert len(mutual_nearest(first, second, 0.5, 0.9999, torch.from_numpy(lonely)).indices) == 0
 
 
 def test_exchanging_the_sets_exchanges_the_columns():

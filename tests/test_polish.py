@@ -105,6 +105,18 @@ def test_mismatches_are_filtered_and_do_not_spoil_the_cameras():
     assert 250 < result.model.num_points3D() and result.model.compute_mean_reprojection_error() < 1.0
 
 
+@pytest.mark.parametrize("num_frames", [2, 3, 8])
+def test_noise_is_that_of_the_pixels_however_short_the_tracks(num_frames):
+    """Two photographs leave a point one of four coordinates to be off by: the bare error would be half the noise."""
+    made = photograph(relief(800, 5), orbit(num_frames), make_lens(), 5, noise_px=0.4)
+    names, frames, keypoints = inputs(made)
+    views = all_views(made)
+    model = build_model(names, frames, true_cameras(made), keypoints, HELD)
+    mapper = Mapper(model, views, [view.matches for view in views])
+    mapper.triangulate()
+    assert mapper.noise_px() == pytest.approx(0.4, rel=0.25)
+
+
 def test_a_wrong_focal_is_corrected_where_it_may_change_and_kept_where_not():
     made = make_scene(num_frames=8, seed=1)
     start = perturb(true_cameras(made), 3, 0.5, 0.02, focal_factor=1.04)

@@ -278,3 +278,26 @@ def test_a_lens_is_handed_over_with_what_it_has():
     assert plain.camera()["model"] == "PINHOLE" and len(plain.camera()["params"]) == 4
     assert bent.camera()["model"] == "OPENCV" and len(bent.camera()["params"]) == 8
     assert isinstance(plain, Lens) and (plain.camera()["width"], plain.camera()["height"]) == (1024, 768)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_plane_allows_two_poses_and_one_is_true(seed):
+    lens = make_lens(focal=1500.0)
+    j_from_i = make_pose([3.0, -20.0, 6.0], [2.2, 0.2, 0.9])
+    pixels, matches, _ = make_pair(0.5 * wall(300, seed), j_from_i, (lens, lens), seed, mismatches=0.2)
+    view = verify((0, 1), pixels, matches, (lens, lens), MAX_ERROR_PX, True)
+    assert view.rival is not None and np.linalg.norm(view.rival[:, 3]) == pytest.approx(1)
+    errors = [angle_deg(pose[:, :3], j_from_i[:, :3]) for pose in (view.j_from_i, view.rival)]
+    directions = [direction_deg(pose[:, 3], j_from_i[:, 3]) for pose in (view.j_from_i, view.rival)]
+    assert min(errors) < 1 and directions[int(np.argmin(errors))] < 2
+    assert max(errors) > 5
+
+
+@pytest.mark.parametrize(
+    "points, j_from_i", [(relief(300, 0), J_FROM_I), (relief(300, 0), make_pose([0, 9, 0], [0, 0, 0]))]
+)
+def test_relief_and_a_turning_camera_leave_no_doubt_about_the_rotation(points, j_from_i):
+    lens = make_lens()
+    pixels, matches, _ = make_pair(points, j_from_i, (lens, lens), 0, mismatches=0.1)
+    view = verify((0, 1), pixels, matches, (lens, lens), MAX_ERROR_PX, True)
+    assert view.rival is None and angle_deg(view.j_from_i[:, :3], j_from_i[:, :3]) < 1

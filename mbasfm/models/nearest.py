@@ -6,7 +6,7 @@ its own and the nearest cells. That finds nine of ten matches of the full search
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
 from mbasfm.models.base import Matches
@@ -21,16 +21,20 @@ def mutual_nearest(
     second: Float32[np.ndarray, "B C"],
     max_ratio: float = 1.0,
     min_similarity: float = -1.0,
+    allowed: Bool[Tensor, "A B"] | None = None,
 ) -> Matches:
     """Pairs that prefer each other, clearly (distance over that of the runner-up at most ``max_ratio``).
 
-    Confidence is one minus that ratio where there is a ratio test, otherwise the similarity.
+    Confidence is one minus that ratio where there is a ratio test, otherwise the similarity. Only ``allowed`` pairs
+    are compared; one without any rival passes the ratio test.
     """
     if min(len(first), len(second)) < 2:
         return Matches(np.zeros((0, 2), np.int64), np.zeros(0, np.float32))
     rows, columns = (torch.from_numpy(np.ascontiguousarray(side)) for side in (first, second))
     search = _Search(len(first), len(second))
-    if min(len(first), len(second)) < MIN_FOR_CELLS:
+    if allowed is not None:
+        search.compare(rows, columns, torch.arange(len(first)), torch.arange(len(second)), allowed)
+    elif min(len(first), len(second)) < MIN_FOR_CELLS:
         search.compare(rows, columns, torch.arange(len(first)), torch.arange(len(second)))
     else:
         for mine, candidates in _cells(rows, columns):
@@ -47,9 +51,16 @@ class _Search:
         self.column_top = torch.full((num_columns,), -torch.inf)
 
     def compare(
-        self, rows: Float32[Tensor, "a C"], columns: Float32[Tensor, "b C"], mine: Int64[Tensor, " a"], them: Tensor
+        self,
+        rows: Float32[Tensor, "a C"],
+        columns: Float32[Tensor, "b C"],
+        mine: Int64[Tensor, " a"],
+        them: Tensor,
+        allowed: Bool[Tensor, "a b"] | None = None,
     ) -> None:
         similarity = rows @ columns.T
+        if allowed is not None:
+            similarity.masked_fill_(~allowed, -torch.inf)
         self.column_top[them] = torch.maximum(self.column_top[them], similarity.amax(0))
         self.top[mine], best = similarity.max(1)
         similarity.scatter_(1, best[:, None], -torch.inf)
