@@ -38,6 +38,8 @@ CALIBRATED_ONLY = ("middlebury_dino48",)
 SENSOR = ("sevenscenes_redkitchen", "tum_fr1_xyz", "pi3_room8")
 MIXED_CAMERAS = ("imc_sacre_coeur10",)
 BAG_SIZES = (3, 5, 10)
+MAPPING_STAGES = ("adjust", "depth check", "polish", "retry")
+CONTENT_STAGES = ("photos", "depth", "features", "pairs", "matching")
 ABLATIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "objective paper": {"objective": "paper"},
@@ -67,7 +69,7 @@ class Options:
     peer: bool = True
     """Run COLMAP too."""
     cache: Path | None = None
-    """Keep features and matches here; by default in a folder that is thrown away, so that all time is measured."""
+    """Keep features, matches and COLMAP's rows here; by default in a folder that is thrown away after each set."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,12 @@ def run_ours(
     return row | {"seconds": sum(seconds.values()), "stages": seconds}
 
 
+def with_content_time(row: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
+    """A row that found its features, depth and matches in the cache, with the seconds that the first run took."""
+    stages = row["stages"] | {name: first["stages"][name] for name in CONTENT_STAGES}
+    return row | {"seconds": sum(stages.values()), "stages": stages}
+
+
 class Peer:
     """COLMAP on one scene: features and matches once, then verified and mapped as often as asked."""
 
@@ -142,6 +150,18 @@ class Peer:
         self.extract, self.match = colmap_peer.prepare(
             scene.folder / "images", scene.names, not scene.is_mixed, self._database
         )
+
+    @staticmethod
+    def run_bags(scene: Scene, work: Path, bags: Sequence[Sequence[str]], memory: Path | None) -> list[dict[str, Any]]:
+        """Rows of both mappers for each bag, calibrated; those in ``memory`` are not computed again."""
+        path = memory / f"colmap_{scene.name}.json" if memory else None
+        known = json.loads(path.read_text()) if path and path.is_file() else {}
+        missing = [bag for bag in bags if " ".join(bag) not in known]
+        rows = iter(Peer(scene, work).run(True, 0, missing) if missing else ())
+        known |= {" ".join(bag): [next(rows) for _ in colmap_peer.MAPPERS] for bag in missing}
+        if path and missing:
+            path.write_text(json.dumps(known))
+        return [row for bag in bags for row in known[" ".join(bag)]]
 
     def run(self, calibrated: bool, seed: int, bags: Sequence[Sequence[str]] | None = None) -> Iterator[dict[str, Any]]:
         """Rows of both mappers, for the whole scene or for each bag."""
@@ -180,15 +200,12 @@ def main_part(options: Options) -> None:
     rows = []
     for scene, work in scenes_of(options, INDEPENDENT + PSEUDO + CALIBRATED_ONLY):
         peer = Peer(scene, work) if options.peer else None
+        first: dict[str, Any] = {}
         for calibrated in (True, False) if scene.name not in CALIBRATED_ONLY else (True,):
-            kind = "calibrated" if calibrated else "uncalibrated"
-            label = {"set": scene.name, "intrinsics": kind}
-            runs = []
-            for seed in range(options.seeds):
-                folder = work / f"{kind}{seed}"
-                folder.mkdir()
-                runs.append(run_ours(scene, options, folder, calibrated, seed=seed))
-            rows.append(label | {"method": "ours"} | mean_rows(runs))
+            label = {"set": scene.name, "intrinsics": "calibrated" if calibrated else "uncalibrated"}
+            runs = [run_ours(scene, options, work, calibrated, seed=seed) for seed in range(options.seeds)]
+            first = first or runs[0]
+            rows.append(label | {"method": "ours"} | mean_rows([with_content_time(row, first) for row in runs]))
             if peer is not None:
                 found = [row for seed in range(options.seeds) for row in peer.run(calibrated, seed)]
                 for mapper in colmap_peer.MAPPERS:
@@ -227,7 +244,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             verdicts.append(verdict | {"colmap": best, "difference": row[key] - best})
         ours_total += row["seconds"]
         peer_total += min(r["seconds"] for r in peers)
-        ours_map += row["stages"]["adjust"] + row["stages"]["polish"]
+        ours_map += sum(row["stages"].get(name, 0.0) for name in MAPPING_STAGES)
         peer_map += min(r["stages"]["map"] for r in peers)
     if verdicts:
         report("sfm_verdict", "Ours against the better mapper", verdicts)
@@ -250,8 +267,7 @@ def bags_part(options: Options, thirds: bool) -> None:
     rows, pooled = [], []
     for scene, work in scenes_of(options, INDEPENDENT + PSEUDO + CALIBRATED_ONLY):
         bags = bags_of(scene, options, thirds)
-        peer = Peer(scene, work) if options.peer else None
-        theirs = list(peer.run(True, 0, bags)) if peer else []
+        theirs = Peer.run_bags(scene, work, bags, options.cache) if options.peer else []
         for number, bag in enumerate(bags):
             found = [{"method": "ours"} | run_ours(scene, options, work, True, bag)]
             found += [{"method": f"colmap {row['mapper']}"} | row for row in theirs[2 * number : 2 * number + 2]]
@@ -304,7 +320,7 @@ def ablation_part(options: Options) -> None:
             row = run_ours(scene, options, work, True, **changes)
             keys = ("registered", "AUC@1", "AUC@5")
             rows.append({"set": scene.name, "variant": name} | {key: row[key] for key in keys})
-            rows[-1]["adjust and polish"] = row["stages"]["adjust"] + row["stages"]["polish"]
+            rows[-1]["adjust and polish"] = sum(row["stages"].get(name, 0.0) for name in MAPPING_STAGES)
             print(rows[-1], flush=True)
     means = []
     for name in ABLATIONS:
