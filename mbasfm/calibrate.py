@@ -1,4 +1,4 @@
-"""Intrinsics to start from: the user's, else those of the metadata, else a search over verified pairs."""
+"""Intrinsics to start from: the user's, else a network's, else those of the metadata, else a search over pairs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float64, Int64
 
 from mbasfm.config import Config
 from mbasfm.intrinsics import search_focal
 from mbasfm.io.calibration import KnownCamera, read_calibration
 from mbasfm.io.images import Photo
+from mbasfm.models.base import DepthEstimate
 from mbasfm.twoview import Lens, TwoView
 from mbasfm.types import Intrinsics
 
@@ -26,16 +28,17 @@ class Start:
     is_exif: torch.Tensor
 
 
-def known_intrinsics(photos: Sequence[Photo], config: Config) -> Start:
-    """Intrinsics from the user, else from the metadata; the focal length is NaN where neither speaks."""
+def known_intrinsics(photos: Sequence[Photo], config: Config, depths: Sequence[DepthEstimate] = ()) -> Start:
+    """Intrinsics from the user, else from point maps, else from the metadata; the focal length is NaN where none is.
+
+    Frames of one camera have the median of what is said about them.
+    """
     known = _user_calibration(photos, config)
     sizes = torch.tensor([[photo.width, photo.height] for photo in photos])
     group = torch.tensor(group_photos(photos, config.intrinsics, known))
-    exif = np.array([photo.exif_focal_px or np.nan for photo in photos])
-    for number in np.unique(group.numpy()):
-        mine = group.numpy() == number
-        exif[mine] = np.nan if np.isnan(exif[mine]).all() else np.nanmedian(exif[mine])
-    intrinsics = Intrinsics.pinhole(torch.from_numpy(exif), sizes, group)
+    exif = _per_camera([photo.exif_focal_px for photo in photos], group.numpy())
+    seen = _per_camera([depth.focal_px for depth in depths] or [None] * len(photos), group.numpy())
+    intrinsics = Intrinsics.pinhole(torch.from_numpy(np.where(np.isnan(seen), exif, seen)), sizes, group)
     for index, photo in enumerate(photos):
         camera = known.get(photo.name)
         if camera is not None:
@@ -43,7 +46,16 @@ def known_intrinsics(photos: Sequence[Photo], config: Config) -> Start:
             intrinsics.center[index] = torch.tensor(camera.center, dtype=torch.float64)
             intrinsics.distortion[index] = torch.tensor(camera.distortion, dtype=torch.float64)
     is_known = torch.tensor([photo.name in known for photo in photos])
-    return Start(intrinsics, is_known, torch.from_numpy(~np.isnan(exif)) & ~is_known)
+    return Start(intrinsics, is_known, torch.from_numpy(np.isnan(seen) & ~np.isnan(exif)) & ~is_known)
+
+
+def _per_camera(focal_px: Sequence[float | None], group: Int64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
+    """The median of what is known about each camera, for its frames; NaN where nothing is."""
+    given = np.array([value or np.nan for value in focal_px], dtype=np.float64)
+    found = np.full(len(given), np.nan)
+    for number in np.unique(group[~np.isnan(given)]):
+        found[group == number] = np.nanmedian(given[group == number])
+    return found
 
 
 def _user_calibration(photos: Sequence[Photo], config: Config) -> dict[str, KnownCamera]:

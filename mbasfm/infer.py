@@ -15,7 +15,6 @@ from jaxtyping import Float32, Int64, UInt8
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, read_upright
 from mbasfm.models.base import DepthEstimate, DepthModel, Features, Matcher
-from mbasfm.models.files import FilesDepth
 from mbasfm.sampling import Keypoints
 
 Item = TypeVar("Item")
@@ -52,9 +51,10 @@ def _describe(photo: Photo, matcher: Matcher) -> dict[str, np.ndarray]:
 def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate]:
     """Depth of every photograph; networks use all cores by themselves."""
     for photo in photos:
-        content = model.content_of(photo) if isinstance(model, FilesDepth) else ""
-        arrays = cache.get(f"depth|{model.key}|{photo.digest}|{content}", partial(_estimate, photo, model))
-        yield DepthEstimate(arrays["values"], bool(arrays["is_disparity"]), bool(arrays["is_metric"]))
+        content = getattr(model, "content_of", lambda photo: "")(photo)
+        arrays = cache.get(f"depth-2|{model.key}|{photo.digest}|{content}", partial(_estimate, photo, model))
+        focal_px = None if np.isnan(arrays["focal_px"]) else float(arrays["focal_px"])
+        yield DepthEstimate(arrays["values"], bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px)
 
 
 def _estimate(photo: Photo, model: DepthModel) -> dict[str, np.ndarray]:
@@ -63,6 +63,7 @@ def _estimate(photo: Photo, model: DepthModel) -> dict[str, np.ndarray]:
         "values": estimate.values,
         "is_disparity": np.array(estimate.is_disparity),
         "is_metric": np.array(estimate.is_metric),
+        "focal_px": np.array(np.nan if estimate.focal_px is None else estimate.focal_px),
     }
 
 

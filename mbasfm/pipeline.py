@@ -5,27 +5,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float64
 
 from mbasfm.adjust import Adjustment, adjust
-from mbasfm.calibrate import Start, known_intrinsics, lenses_of, with_searched_focal
+from mbasfm.calibrate import Start
 from mbasfm.config import Config, stages_of
 from mbasfm.content import Content, infer
 from mbasfm.depth_check import drop_contradictions
 from mbasfm.errors import InputError
 from mbasfm.finish import finish
 from mbasfm.graph import choose_answers, drop_inconsistent, find_components, select_edges
-from mbasfm.infer import WORKERS, in_parallel
+from mbasfm.infer import WORKERS
 from mbasfm.initialize import initialize_cameras
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
+from mbasfm.pairwise import verify_pairs
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.rotations import agree_with, average_rotations, rays_of
 from mbasfm.sampling import draw_samples
-from mbasfm.twoview import TwoView, calibrate_view, verify
-from mbasfm.types import Cameras, Fixed, Intrinsics, Samples
+from mbasfm.twoview import TwoView
+from mbasfm.types import Cameras, Fixed, Samples
 from mbasfm.watch import Watch
 
 MANY_SAMPLES = 200_000
@@ -48,7 +47,7 @@ def reconstruct(
     store = Cache(_cache_folder(output, cache))
     found, skipped = _find(Path(photos), watch)
     content = infer(found, config, store, watch)
-    start, views = verify_pairs(content, config, watch)
+    start, views = verify_pairs(content, config, store, watch)
     views = build_graph(content, start, views, config, watch)
     adjustment = place(content, start, views, config, watch)
     views = check_against_depth(content, views, adjustment, watch)
@@ -76,52 +75,6 @@ def _find(source: Path, watch: Watch) -> tuple[tuple[Photo, ...], Sequence[Any]]
     if len(found) < 2:
         raise InputError(f"{source}: {len(found)} usable photographs; at least 2 are needed")
     return found, skipped
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# Intrinsics and two-view geometry
-
-
-def verify_pairs(content: Content, config: Config, watch: Watch) -> tuple[Start, list[TwoView]]:
-    """Keep the pairs whose matches agree with one relative pose; find focal lengths on the way."""
-    with watch.stage("verify") as facts:
-        start = known_intrinsics(content.photos, config)
-        known = ~torch.isnan(start.intrinsics.focal[:, 0])
-        views = _verify_all(content, start.intrinsics, known, config.max_error_px)
-        if not bool(known.all()):
-            start = with_searched_focal(start, views)
-            views = _calibrate_all(content, views, start.intrinsics, config.max_error_px)
-        facts.update(pairs=len(views), inliers=sum(view.num_inliers for view in views))
-    return start, views
-
-
-def _verify_all(content: Content, intrinsics: Intrinsics, known: torch.Tensor, max_error_px: float) -> list[TwoView]:
-    lenses, pixels = lenses_of(intrinsics), _pixels(content)
-
-    def work(number: int) -> TwoView | None:
-        i, j = content.pairs[number].tolist()
-        calibrated = bool(known[i] and known[j])
-        ends = (pixels[i], pixels[j]), content.matches[number], (lenses[i], lenses[j])
-        return verify((i, j), *ends, max_error_px, calibrated)
-
-    return [view for view in in_parallel(work, range(len(content.pairs))) if view is not None]
-
-
-def _calibrate_all(
-    content: Content, views: Sequence[TwoView], intrinsics: Intrinsics, max_error_px: float
-) -> list[TwoView]:
-    lenses, pixels = lenses_of(intrinsics), _pixels(content)
-
-    def work(view: TwoView) -> TwoView | None:
-        if not np.isnan(view.j_from_i).any():
-            return view
-        return calibrate_view(view, (pixels[view.i], pixels[view.j]), (lenses[view.i], lenses[view.j]), max_error_px)
-
-    return [view for view in in_parallel(work, views) if view is not None]
-
-
-def _pixels(content: Content) -> list[Float64[np.ndarray, "M 2"]]:
-    return [points.pixels.astype(np.float64) for points in content.keypoints]
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 The matches of some tracks are held out. Polish is only believed where it does not make their epipolar distances worse.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,9 +133,16 @@ def read_back(model: pycolmap.Reconstruction, cameras: Cameras) -> Cameras:
 class Mapper:
     """Triangulation and bundle adjustment of one model, by COLMAP's own parts."""
 
-    def __init__(self, model: pycolmap.Reconstruction, views: Sequence[TwoView], matches: Sequence[np.ndarray]):
+    def __init__(
+        self,
+        model: pycolmap.Reconstruction,
+        views: Sequence[TwoView],
+        matches: Sequence[np.ndarray],
+        prior_focal: Mapping[int, float] | None = None,
+    ):
+        """``prior_focal``: of each camera, where its focal length is believed to be; by default where it is."""
         self.model = model
-        self.prior_focal = {number: camera.mean_focal_length() for number, camera in model.cameras.items()}
+        self._prior_focal = prior_focal or _focals(model)
         graph = pycolmap.CorrespondenceGraph()
         for image_id, image in model.images.items():
             graph.add_image(image_id, len(image.points2D))
@@ -222,7 +229,7 @@ class Mapper:
         for number, camera in self.model.cameras.items():
             spread = None if covariance is None else covariance.get_other_params_cov(camera.params)
             scaled = None if spread is None else spread * (SPREAD_FACTOR * noise_px) ** 2
-            shrink_camera(camera, self.prior_focal[number], freedom, scaled)
+            shrink_camera(camera, self._prior_focal[number], freedom, scaled)
 
 
 def shrink_camera(camera: pycolmap.Camera, focal: float, freedom: Freedom, spread: np.ndarray | None) -> None:
@@ -285,8 +292,9 @@ def polish(
     reason, after, polished = "", float("nan"), cameras
     prior_focal = None
     for _ in range(MAX_PASSES):
-        mapper = Mapper(build_model(names, frames, polished, keypoints, settings.freedom), mine, used)
-        prior_focal = mapper.prior_focal = prior_focal or mapper.prior_focal
+        model = build_model(names, frames, polished, keypoints, settings.freedom)
+        prior_focal = prior_focal or _focals(model)
+        mapper = Mapper(model, mine, used, prior_focal)
         mapper.triangulate()
         num_points = mapper.model.num_points3D()
         if num_points < MIN_POINTS:
@@ -306,6 +314,10 @@ def polish(
     polished = cameras if reason else polished
     model = triangulate(names, frames, polished, views, keypoints)
     return Polished(model, polished, not reason, reason, (before, after))
+
+
+def _focals(model: pycolmap.Reconstruction) -> dict[int, float]:
+    return {number: camera.mean_focal_length() for number, camera in model.cameras.items()}
 
 
 def _turned_deg(before: Cameras, after: Cameras, views: Sequence[TwoView]) -> float:

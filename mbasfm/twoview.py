@@ -4,7 +4,7 @@ RANSAC is poselib's (LO-RANSAC with the five-point or seven-point solver). Wheth
 by the expected number of false alarms, so that few but clean matches count and many random ones do not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,6 +86,26 @@ class TwoView:
         return self.num_inliers * self.inlier_ratio**2
 
 
+def pack(view: TwoView | None) -> dict[str, np.ndarray]:
+    """A pair, or that there is none, as arrays to be stored; its frames' numbers are left out."""
+    if view is None:
+        return {}
+    numbers = [view.is_planar, view.log10_false_alarms, view.inlier_ratio, *view.covisibility]
+    rival = np.zeros((0, 3, 4)) if view.rival is None else view.rival[None]
+    poses = {"j_from_i": view.j_from_i, "fundamental": view.fundamental, "rival": rival}
+    return {"matches": view.matches, "numbers": np.array(numbers, dtype=np.float64)} | poses
+
+
+def unpack(frames: tuple[int, int], arrays: Mapping[str, np.ndarray]) -> TwoView | None:
+    """The pair that ``pack`` took apart."""
+    if "matches" not in arrays:
+        return None
+    planar, alarms, ratio, *shares = arrays["numbers"].tolist()
+    rival = arrays["rival"][0] if len(arrays["rival"]) else None
+    poses = arrays["matches"], arrays["j_from_i"], arrays["fundamental"]
+    return TwoView(*frames, *poses, bool(planar), alarms, ratio, (shares[0], shares[1]), rival)
+
+
 def verify(
     frames: tuple[int, int],
     pixels: tuple[Float64[np.ndarray, "A 2"], Float64[np.ndarray, "B 2"]],
@@ -122,18 +142,10 @@ def verify(
     return TwoView(*frames, matches[inliers], j_from_i, fundamental, planar, alarms, ratio, covisibility, rival)
 
 
-def calibrate_view(
-    view: TwoView,
-    pixels: tuple[Float64[np.ndarray, "A 2"], Float64[np.ndarray, "B 2"]],
-    lenses: tuple[Lens, Lens],
-    max_error_px: float,
-) -> TwoView | None:
-    """Give a pair that was verified without focal length its pose, once that is known."""
-    found = verify((view.i, view.j), pixels, view.matches, lenses, max_error_px, calibrated=True)
-    if found is None:
-        return None
-    ratio = view.inlier_ratio * found.inlier_ratio
-    return replace(found, log10_false_alarms=view.log10_false_alarms, inlier_ratio=ratio)
+def inherit(found: TwoView, earlier: TwoView) -> TwoView:
+    """What was verified again among the inliers of an earlier estimate, with the odds that the first had."""
+    ratio = earlier.inlier_ratio * found.inlier_ratio
+    return replace(found, log10_false_alarms=earlier.log10_false_alarms, inlier_ratio=ratio)
 
 
 def _essential(

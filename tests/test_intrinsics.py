@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_up import all_views, compose, make_lens, make_pose, orbit, photograph, relief, true_view
 
-from mbasfm.intrinsics import FALLBACK_FOCAL, search_focal
+from mbasfm.intrinsics import FALLBACK_FOCAL, focal_from_points, search_focal
 from mbasfm.twoview import verify
 
 WIDTH = 1024
@@ -136,3 +138,35 @@ def test_mismatched_pairs_are_outvoted():
         views[number] = replace(views[number], fundamental=u @ np.diag([1.0, 0.3, 0.0]) @ vt)
     focal, _ = search_focal(views, *inputs(made))
     assert focal == pytest.approx(np.full(7, 900.0), rel=0.03)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Point maps
+
+
+def point_map(focal, size=(640, 480), shape=(48, 64), seed=0):
+    """Points at random depth through every pixel of a small map of a large image."""
+    rows, columns = shape
+    u = (np.arange(columns) + 0.5) / columns * size[0] - size[0] / 2
+    v = (np.arange(rows) + 0.5) / rows * size[1] - size[1] / 2
+    depth = np.random.default_rng(seed).uniform(1, 9, shape)
+    x, y = np.meshgrid(u / focal, v / focal)
+    return np.stack([x * depth, y * depth, depth], -1).astype(np.float32)
+
+
+@given(focal=st.floats(200, 4000), seed=st.integers(0, 100))
+def test_a_point_map_tells_its_focal_length(focal, seed):
+    assert focal_from_points(point_map(focal, seed=seed), 640, 480) == pytest.approx(focal, rel=1e-3)
+
+
+def test_wrong_points_in_a_point_map_are_outvoted():
+    generator = np.random.default_rng(0)
+    points = point_map(700.0)
+    points[:, :20] = generator.uniform(-3, 3, (48, 20, 3))
+    points[:5] = np.nan
+    assert focal_from_points(points, 640, 480) == pytest.approx(700.0, rel=0.01)
+
+
+def test_a_point_map_without_points_says_nothing():
+    assert np.isnan(focal_from_points(np.full((8, 8, 3), np.nan, np.float32), 640, 480))
+    assert np.isnan(focal_from_points(-point_map(500.0), 640, 480))

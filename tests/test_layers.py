@@ -66,6 +66,7 @@ LAYERS = (
     "infer",
     "watch",
     "content",
+    "pairwise",
     "reconstruction",
     "finish",
     "pipeline",

@@ -107,6 +107,18 @@ def test_unknown_depth_is_nan_and_disparity_is_said_by_the_file_or_the_user(tmp_
     assert load_model("depth", f"files:{tmp_path}").estimate(other, blank(other)).is_disparity
 
 
+def test_a_point_map_gives_depth_and_focal_length(tmp_path):
+    (tmp_path / "a").mkdir()
+    one = photo()
+    u, v = ((np.arange(size) + 0.5) / size - 0.5 for size in (32, 24))
+    x, y = np.meshgrid(u * one.width / 700.0, v * one.height / 700.0)
+    depth = np.linspace(1, 3, 24 * 32).reshape(24, 32)
+    np.savez(tmp_path / "a" / "1.npz", points=np.stack([x * depth, y * depth, depth], -1).astype(np.float32))
+    estimate = load_model("depth", f"files:{tmp_path}").estimate(one, blank(one))
+    np.testing.assert_allclose(estimate.values, depth, rtol=1e-6)
+    assert estimate.focal_px == pytest.approx(700.0, rel=1e-3) and estimate.is_metric
+
+
 def test_bad_depth_files_are_refused_by_name(tmp_path):
     (tmp_path / "a").mkdir()
     model = load_model("depth", f"files:{tmp_path}")

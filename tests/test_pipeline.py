@@ -18,11 +18,14 @@ from PIL import Image
 
 from mbasfm import Config, pose_auc, reconstruct
 from mbasfm.cli import main
-from mbasfm.content import JOINT, Content, merge, weak_frames
+from mbasfm.content import JOINT, Content, infer, merge, weak_frames
 from mbasfm.errors import ConfigError, InputError
-from mbasfm.io.images import Photo
+from mbasfm.io.cache import Cache
+from mbasfm.io.images import Photo, find_photos
 from mbasfm.io.settings import read_config, write_config
+from mbasfm.pairwise import verify_pairs
 from mbasfm.sampling import Keypoints
+from mbasfm.watch import Watch
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0
@@ -110,6 +113,23 @@ def test_an_unknown_focal_length_is_found(made):
     assert auc_of(result, scene, 3.0) > 0.9
 
 
+def test_a_focal_length_that_point_maps_know_is_where_the_search_begins(made, tmp_path):
+    folder, scene, _ = made
+    u, v = ((np.arange(size) + 0.5) / size - 0.5 for size in (32, 24))
+    x, y = np.meshgrid(u * 1024 / (0.95 * FOCAL), v * 768 / (0.95 * FOCAL))
+    for frame in range(scene.num_frames):
+        rays = np.stack([x, y, np.ones_like(x)], -1) * np.median(scene.depth[frame])
+        np.savez(tmp_path / f"0_{frame}.npz", points=rays)
+    watch = Watch()
+    config = settings(folder, depth=f"files:{tmp_path}")
+    photos, _ = find_photos(folder / "images")
+    content = infer(photos, config, Cache(None), watch)
+    start, _ = verify_pairs(content, config, Cache(None), watch)
+    assert start.intrinsics.focal.numpy() == pytest.approx(0.95 * FOCAL, rel=1e-3) and not start.is_exif.any()
+    result = reconstruct(folder / "images", None, config)
+    assert float(result.cameras.intrinsics.focal[0, 0]) == pytest.approx(FOCAL, rel=0.02)
+
+
 @pytest.mark.parametrize(
     "changes", [{"objective": "paper"}, {"tree": "paper"}, {"polish": False}, {"solver": "adam", "adam_steps": 30}]
 )
@@ -136,6 +156,18 @@ def test_the_same_input_gives_the_same_bytes(made, tmp_path):
     folder, _, _ = made
     reconstruct(folder / "images", tmp_path, settings(folder, focal=FOCAL))
     assert files_of(tmp_path) == files_of(folder / "scene")
+
+
+def test_a_second_run_does_no_work_per_photograph_or_pair_again(made, monkeypatch):
+    folder, _, first = made
+
+    def never(*_):
+        raise AssertionError("computed again")
+
+    for name in ("mbasfm.pairwise.verify", "mbasfm.infer._describe", "mbasfm.infer._estimate"):
+        monkeypatch.setattr(name, never)
+    again = reconstruct(folder / "images", None, settings(folder, focal=FOCAL), cache=folder / "scene" / "cache")
+    assert torch.equal(again.cameras.cam_from_world, first.cameras.cam_from_world)
 
 
 def files_of(scene):

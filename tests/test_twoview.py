@@ -1,6 +1,6 @@
 """Two frames: the pose of made-up pairs is found, chance is not mistaken for one, and planes are told from relief."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -15,11 +15,13 @@ from mbasfm.twoview import (
     MIN_INLIERS,
     Lens,
     TwoView,
-    calibrate_view,
     calibration_matrix,
     covered_share,
     fundamental_from_pose,
+    inherit,
     log10_false_alarms,
+    pack,
+    unpack,
     verify,
 )
 
@@ -145,7 +147,7 @@ def test_a_pair_gets_its_pose_once_the_focal_length_is_known():
     lens = make_lens()
     pixels, matches, _ = make_pair(relief(400, 6), J_FROM_I, (lens, lens), 6)
     raw = verify((2, 5), pixels, matches, (lens, lens), MAX_ERROR_PX, False)
-    view = calibrate_view(raw, pixels, (lens, lens), MAX_ERROR_PX)
+    view = inherit(verify((2, 5), pixels, raw.matches, (lens, lens), MAX_ERROR_PX, True), raw)
     assert (view.i, view.j, view.log10_false_alarms) == (2, 5, raw.log10_false_alarms)
     assert angle_deg(view.j_from_i[:, :3], J_FROM_I[:, :3]) < 0.1
     assert direction_deg(view.j_from_i[:, 3], J_FROM_I[:, 3]) < 0.5
@@ -301,3 +303,16 @@ def test_relief_and_a_turning_camera_leave_no_doubt_about_the_rotation(points, j
     pixels, matches, _ = make_pair(points, j_from_i, (lens, lens), 0, mismatches=0.1)
     view = verify((0, 1), pixels, matches, (lens, lens), MAX_ERROR_PX, True)
     assert view.rival is None and angle_deg(view.j_from_i[:, :3], j_from_i[:, :3]) < 1
+
+
+def test_a_pair_survives_being_stored():
+    lens = make_lens(focal=1500.0)
+    j_from_i = make_pose([3.0, -20.0, 6.0], [2.2, 0.2, 0.9])
+    for points in (relief(300, 0), 0.5 * wall(300, 0)):
+        pixels, matches, _ = make_pair(points, j_from_i, (lens, lens), 0)
+        view = verify((4, 9), pixels, matches, (lens, lens), MAX_ERROR_PX, True)
+        again = unpack((4, 9), pack(view))
+        for field in fields(TwoView):
+            before, after = getattr(view, field.name), getattr(again, field.name)
+            assert np.array_equal(before, after) if isinstance(before, np.ndarray) else before == after
+    assert unpack((4, 9), pack(None)) is None

@@ -19,6 +19,8 @@ class DepthEstimate:
     """Depth along the optical axis, or disparity; NaN where the model says nothing."""
     is_disparity: bool
     is_metric: bool
+    focal_px: float | None = None
+    """Of the upright original, where the model knows it (from a point map: `mbasfm.intrinsics.focal_from_points`)."""
 
 
 @dataclass(frozen=True)

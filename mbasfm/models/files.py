@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 
 from mbasfm.errors import InputError
+from mbasfm.intrinsics import focal_from_points
 from mbasfm.io.images import Photo
 from mbasfm.models.base import RGB, DepthEstimate
 
@@ -18,7 +19,8 @@ class FilesDepth:
     """``files:DIR`` reads depth, ``files:DIR?disparity`` disparity.
 
     npy: an array; npz: its entry ``depth`` or ``disparity``, or its only one; 16-bit PNG: millimetres, 0 for unknown;
-    EXR and TIFF: floats. A map may have any resolution; it spans the whole image.
+    EXR and TIFF: floats. A map may have any resolution; it spans the whole image. Three numbers per pixel are a point
+    map in the camera's frame: its z is the depth, and its rays tell the focal length.
     """
 
     licence = "that of your files"
@@ -45,10 +47,15 @@ class FilesDepth:
             looked = ", ".join(Path(photo.name).with_suffix(suffix).as_posix() for suffix in SUFFIXES[:3])
             raise InputError(f"{photo.name}: no depth map in {self.folder}; looked for {looked} ...")
         values, is_disparity = self._read(path)
+        focal_px = None
+        if values.ndim == 3 and values.shape[2] == 3 and values.dtype.kind == "f":
+            focal = focal_from_points(values.astype(np.float32), photo.width, photo.height)
+            focal_px = focal if np.isfinite(focal) else None
+            values, is_disparity = values[..., 2], False
         values = np.where(np.isfinite(values) | np.isposinf(values), values, np.nan).astype(np.float32)
         if values.ndim != 2 or not np.isfinite(values).any():
             raise InputError(f"{path}: not a depth map with at least one known value (shape {values.shape})")
-        return DepthEstimate(values, is_disparity, is_metric=not is_disparity)
+        return DepthEstimate(values, is_disparity, is_metric=not is_disparity, focal_px=focal_px)
 
     def content_of(self, photo: Photo) -> str:
         """What the cache has to know besides the photograph: the depth file may change while that stays."""
@@ -82,9 +89,9 @@ class FilesDepth:
 
     def _read_npz(self, path: Path) -> tuple[np.ndarray, bool]:
         with np.load(path, allow_pickle=False) as archive:
-            for name, is_disparity in (("depth", False), ("disparity", True)):
+            for name, is_disparity in (("points", False), ("depth", False), ("disparity", True)):
                 if name in archive:
                     return archive[name].squeeze(), is_disparity
             if len(archive.files) != 1:
-                raise InputError(f"{path}: has entries {archive.files}; name one of them depth or disparity")
+                raise InputError(f"{path}: has entries {archive.files}; name one of them points, depth or disparity")
             return archive[archive.files[0]].squeeze(), self._is_disparity
