@@ -94,6 +94,8 @@ class Config:
     """Known intrinsics: COLMAP's cameras.txt or .bin, or JSON. They are held."""
     focal: float | None = None
     """Known focal length of all photographs [px]. It is held."""
+    masks: str | None = None
+    """Folder with masks, photo.jpg.png for photo.jpg, black = ignore; those beside the photographs are found anyway."""
     pairs: str = "auto"
     """Which pairs to match: auto, exhaustive, sequential, retrieval, or a file with two names per line."""
     objective: Objective = "split"

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.config import Config
-from mbasfm.infer import describe_photos, estimate_depths, keypoints_of, match_pairs
+from mbasfm.infer import counts, describe_photos, estimate_depths, keypoints_of, match_pairs
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.io.lists import read_pairs
@@ -84,10 +84,18 @@ def _match(
         facts.update(pairs=len(pairs), why=why)
     with watch.stage("matching") as facts:
         found = watch.each(match_pairs(pairs, features, photos, matcher, cache), len(pairs), "matching")
-        matches = [indices[confidence > config.min_confidence] for indices, confidence in found]
+        usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
+        matches = [
+            indices[(confidence > config.min_confidence) & usable[i][indices[:, 0]] & usable[j][indices[:, 1]]]
+            for (i, j), (indices, confidence) in zip(pairs.tolist(), found, strict=True)
+        ]
         facts["matches"] = sum(map(len, matches))
     keypoints = [keypoints_of(p, f, z) for p, f, z in zip(photos, features, depths, strict=True)]
-    few = {frame: item.descriptors for frame, item in enumerate(features) if len(item.pixels) < MANY_FEATURES}
+    few = {
+        frame: item.descriptors * usable[frame][:, None]  # zeros resemble nothing
+        for frame, item in enumerate(features)
+        if len(item.pixels) < MANY_FEATURES
+    }
     return Content(photos, depths, keypoints, [item.colors for item in described], pairs, matches, few)
 
 

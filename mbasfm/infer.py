@@ -10,10 +10,11 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, read_upright
+from mbasfm.io.masks import read_mask
 from mbasfm.models.base import DepthEstimate, DepthModel, Features, Matcher
 from mbasfm.sampling import Keypoints
 
@@ -44,7 +45,7 @@ def describe_photos(photos: Sequence[Photo], matcher: Matcher, cache: Cache) -> 
 def _describe(photo: Photo, matcher: Matcher) -> dict[str, np.ndarray]:
     image = read_upright(photo.path)
     features = matcher.describe(photo, image)
-    colors = _at(image, features.pixels / np.array([photo.width, photo.height], np.float32))
+    colors = values_at(image, features.pixels / np.array([photo.width, photo.height], np.float32))
     return {"pixels": features.pixels, "descriptors": features.descriptors, "colors": colors}
 
 
@@ -54,7 +55,19 @@ def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) ->
         content = getattr(model, "content_of", lambda photo: "")(photo)
         arrays = cache.get(f"depth-2|{model.key}|{photo.digest}|{content}", partial(_estimate, photo, model))
         focal_px = None if np.isnan(arrays["focal_px"]) else float(arrays["focal_px"])
-        yield DepthEstimate(arrays["values"], bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px)
+        values = np.where(_counts_on_grid(photo, arrays["values"].shape), arrays["values"], np.float32(np.nan))
+        yield DepthEstimate(values, bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px)
+
+
+def counts(photo: Photo, pixels: Float32[np.ndarray, "M 2"]) -> Bool[np.ndarray, " M"]:
+    """Whether pixels lie where the photograph's mask does not say to ignore it."""
+    return values_at(read_mask(photo), pixels / np.array([photo.width, photo.height], np.float32))
+
+
+def _counts_on_grid(photo: Photo, shape: tuple[int, ...]) -> Bool[np.ndarray, "h w"]:
+    across, down = (((np.arange(side) + 0.5) / side).astype(np.float32) for side in (shape[1], shape[0]))
+    places = np.stack(np.meshgrid(across, down), -1).reshape(-1, 2)
+    return values_at(read_mask(photo), places).reshape(shape)
 
 
 def _estimate(photo: Photo, model: DepthModel) -> dict[str, np.ndarray]:
@@ -90,16 +103,12 @@ def match_pairs(
 
 def keypoints_of(photo: Photo, features: Features, depth: DepthEstimate) -> Keypoints:
     """Features with the depth at their pixels."""
-    raw = depth_at(depth.values, features.pixels / np.array([photo.width, photo.height], np.float32))
+    raw = values_at(depth.values, features.pixels / np.array([photo.width, photo.height], np.float32))
     return Keypoints(features.pixels, np.where(raw > 0, raw, np.nan).astype(np.float32))
 
 
-def depth_at(values: Float32[np.ndarray, "h w"], relative: Float32[np.ndarray, "M 2"]) -> Float32[np.ndarray, " M"]:
-    """Values at positions given as shares of width and height; the map spans the whole image."""
-    return _at(values, relative)
-
-
-def _at(image: np.ndarray, relative: Float32[np.ndarray, "M 2"]) -> np.ndarray:
+def values_at(image: np.ndarray, relative: Float32[np.ndarray, "M 2"]) -> np.ndarray:
+    """Values at positions given as shares of width and height: a map, or a picture, spans the whole image."""
     height, width = image.shape[:2]
     column = np.clip((relative[:, 0] * width).astype(np.int64), 0, width - 1)
     row = np.clip((relative[:, 1] * height).astype(np.int64), 0, height - 1)

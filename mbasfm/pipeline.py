@@ -19,6 +19,7 @@ from mbasfm.infer import WORKERS
 from mbasfm.initialize import initialize_cameras
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
+from mbasfm.io.masks import with_masks
 from mbasfm.pairwise import verify_pairs
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.rotations import agree_with, average_rotations, rays_of
@@ -45,7 +46,7 @@ def reconstruct(
     """
     config, watch = config or Config(), watch or Watch()
     store = Cache(_cache_folder(output, cache))
-    found, skipped = _find(Path(photos), watch)
+    found, skipped = _find(Path(photos), config.masks, watch)
     content = infer(found, config, store, watch)
     start, views = verify_pairs(content, config, store, watch)
     views = build_graph(content, start, views, config, watch)
@@ -66,10 +67,11 @@ def _cache_folder(output: Path | str | None, cache: Path | str | None) -> Path |
     return None if output is None else Path(output) / "cache"
 
 
-def _find(source: Path, watch: Watch) -> tuple[tuple[Photo, ...], Sequence[Any]]:
+def _find(source: Path, masks: str | None, watch: Watch) -> tuple[tuple[Photo, ...], Sequence[Any]]:
     with watch.stage("photos") as facts:
         found, skipped = find_photos(source)
-        facts.update(found=len(found), skipped=len(skipped))
+        found = with_masks(found, None if masks is None else Path(masks))
+        facts.update(found=len(found), skipped=len(skipped), masks=sum(photo.mask is not None for photo in found))
     for item in skipped:
         watch.say(f"skipped {item.name}: {item.reason}")
     if len(found) < 2:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mbasfm import infer
-from mbasfm.infer import depth_at, describe_photos, estimate_depths, in_parallel, keypoints_of, match_pairs
+from mbasfm.infer import describe_photos, estimate_depths, in_parallel, keypoints_of, match_pairs, values_at
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.models.base import DepthEstimate, Features, Matches
@@ -156,8 +156,8 @@ def test_a_map_is_read_by_the_pixel_that_holds_the_point():
     """(0, 0) is the corner: the first of four columns ends at a quarter of the width."""
     values = np.arange(8, dtype=np.float32).reshape(2, 4)
     relative = np.array([[0, 0], [0.249, 0.49], [0.251, 0.49], [0.5, 0.51], [0.99, 0.99], [1, 1], [-0.01, 1.2]])
-    assert depth_at(values, relative.astype(np.float32)).tolist() == [0, 0, 1, 6, 7, 7, 4]
-    assert depth_at(values, np.zeros((0, 2), np.float32)).shape == (0,)
+    assert values_at(values, relative.astype(np.float32)).tolist() == [0, 0, 1, 6, 7, 7, 4]
+    assert values_at(values, np.zeros((0, 2), np.float32)).shape == (0,)
 
 
 def test_a_map_of_any_size_spans_the_whole_photograph(photos):

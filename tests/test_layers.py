@@ -47,6 +47,7 @@ LAYERS = (
     "synthetic",
     "io.__init__",
     "io.images",
+    "io.masks",
     "io.cache",
     "io.calibration",
     "io.lists",

@@ -37,6 +37,8 @@ class Photo:
     """Maker, model and lens as the metadata name them; empty where it does not."""
     digest: str
     """SHA-256 of the file: the identity of the photograph in the cache."""
+    mask: Path | None = None
+    """Picture that is black where the photograph is to be ignored."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,9 @@ def _to_8_bit(image: Image.Image) -> Image.Image:
 
 def _candidates(source: Path) -> list[tuple[str, Path]]:
     if source.is_dir():
-        found = [path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
-        return [(path.relative_to(source).as_posix(), path) for path in found]
+        found = {path for path in source.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()}
+        # 1.jpg.png beside 1.jpg is its mask.
+        return [(path.relative_to(source).as_posix(), path) for path in found if path.with_suffix("") not in found]
     if not source.is_file():
         raise InputError(f"{source} does not exist; give a folder of photographs or a text file with one path per line")
     try:
