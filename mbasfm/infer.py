@@ -44,7 +44,7 @@ def describe_photos(photos: Sequence[Photo], matcher: Matcher, cache: Cache) -> 
 def _describe(photo: Photo, matcher: Matcher) -> dict[str, np.ndarray]:
     image = read_upright(photo.path)
     features = matcher.describe(photo, image)
-    colors = _at(image, features.pixels / np.array([photo.width, photo.height], np.float32))
+    colors = colors_at(image, features.pixels / np.array([photo.width, photo.height], np.float32))
     return {"pixels": features.pixels, "descriptors": features.descriptors, "colors": colors}
 
 
@@ -92,6 +92,11 @@ def keypoints_of(photo: Photo, features: Features, depth: DepthEstimate) -> Keyp
     """Features with the depth at their pixels."""
     raw = depth_at(depth.values, features.pixels / np.array([photo.width, photo.height], np.float32))
     return Keypoints(features.pixels, np.where(raw > 0, raw, np.nan).astype(np.float32))
+
+
+def colors_at(image: UInt8[np.ndarray, "H W 3"], relative: Float32[np.ndarray, "M 2"]) -> UInt8[np.ndarray, "M 3"]:
+    """Colours at positions given as shares of width and height."""
+    return _at(image, relative)
 
 
 def depth_at(values: Float32[np.ndarray, "h w"], relative: Float32[np.ndarray, "M 2"]) -> Float32[np.ndarray, " M"]:
