@@ -70,14 +70,25 @@ def _error(x: Float64[np.ndarray, " M"], wanted: Float64[np.ndarray, " M"], scal
 def _fit_line(x: Float64[np.ndarray, " M"], wanted: Float64[np.ndarray, " M"]) -> tuple[float, float]:
     """Scale and shift with the smallest relative errors, by Cauchy weights at the scale of the errors themselves."""
     rows = np.column_stack([x, np.ones_like(x)]) / wanted[:, None]
-    weight = np.ones_like(x)
+    solution = _median_line(x, wanted)
     for _ in range(ROUNDS):
-        root = np.sqrt(weight)
-        solution = np.linalg.lstsq(rows * root[:, None], root, rcond=None)[0]
         errors = rows @ solution - 1
         sigma = max(MAD * float(np.median(np.abs(errors))), 1e-9)
-        weight = 1 / (1 + (errors / (CAUCHY * sigma)) ** 2)
+        root = 1 / np.sqrt(1 + (errors / (CAUCHY * sigma)) ** 2)
+        solution = np.linalg.lstsq(rows * root[:, None], root, rcond=None)[0]
     return float(solution[0]), float(solution[1])
+
+
+def _median_line(x: Float64[np.ndarray, " M"], wanted: Float64[np.ndarray, " M"]) -> Float64[np.ndarray, "2"]:
+    """A start that wrong raw values cannot pull: the median slope of pairs that are half the points apart."""
+    order = np.argsort(x, kind="stable")
+    half = len(x) // 2
+    near, far = order[:half], order[half : 2 * half]
+    apart = x[far] > x[near]
+    if not apart.any():
+        return np.array([0.0, float(np.median(wanted))])
+    slope = np.median((wanted[far] - wanted[near])[apart] / (x[far] - x[near])[apart])
+    return np.array([slope, np.median(wanted - slope * x)])
 
 
 def depth_edges(depth: Float32[np.ndarray, "h w"], max_jump: float) -> Bool[np.ndarray, "h w"]:
