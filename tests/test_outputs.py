@@ -200,7 +200,7 @@ def test_gaussian_splatting_reads_inverse_depth(scene):
 def test_nerfstudio_cameras_see_what_colmap_cameras_see(scene):
     kind, folder, _ = scene
     content = json.loads((folder / "scene" / "transforms.json").read_text())
-    model, cloud = model_of(folder), read_ply(folder / "scene" / content["ply_file_path"])
+    model, chosen = model_of(folder), read_ply(folder / "scene" / content["ply_file_path"]).points[::40]
     assert [frame["file_path"] for frame in content["frames"]] == [f"images/{name}" for name in NAMES]
     assert content["applied_transform"] == np.eye(4)[:3].tolist()
     for frame in content["frames"]:
@@ -331,11 +331,11 @@ def test_names_lose_their_ending_unless_two_would_become_one():
     assert stems_of(names) == {"a/1.jpg": "a/1.jpg", "a/1.png": "a/1.png", "a/2.b.jpg": "a/2.b", "1.png": "1"}
 
 
-@pytest.mark.parametrize("factor, unit", [(1.0, 1e-3), (10.0, 1e-3), (1000.0, 1e-1), (1e-3, 1e-7)])
+@pytest.mark.parametrize("factor, unit", [(1.0, 1e-3), (0.1, 1e-3), (10.0, 1e-2), (1000.0, 1.0), (1e-3, 1e-6)])
 def test_the_unit_of_depth_images_suits_the_world(factor, unit):
     depth = (factor * np.linspace(1.0, 4.0, 600)).reshape(20, 30).astype(np.float32)
     assert depth_unit([depth]) == unit
-    assert depth_image(depth, unit) * unit == pytest.approx(depth, rel=1e-3)
+    assert depth_image(depth, unit) * unit == pytest.approx(depth, rel=5e-3)
 
 
 def test_unknown_and_endless_depth_is_zero_in_images():

@@ -16,10 +16,10 @@ STEPS = 65536
 """3D Gaussian splatting divides by it."""
 MILLI = 1e-3
 """nerfstudio's unit unless it is told another."""
-MIN_STEPS = 200
-"""A median depth of fewer steps would be coarse."""
-FAR, NEAR = 0.999, 0.999
-"""Quantiles of depth and of inverse depth that must fit into an image."""
+MIN_STEPS, FULL_STEPS = 200, 1000
+"""Of the median depth: with fewer of the first the usual unit is too coarse; another unit gives it the second."""
+NEAR = 0.999
+"""Quantile of inverse depth that must fit into an image."""
 
 
 def stems_of(names: Iterable[str]) -> dict[str, str]:
@@ -46,14 +46,15 @@ def read_depth(path: Path) -> Float32[np.ndarray, "h w"]:
 
 
 def depth_unit(depths: Sequence[Float32[np.ndarray, "_ _"]]) -> float:
-    """World units per step of a 16-bit image: a thousandth where that suits all maps, else another power of ten."""
+    """World units per step of a 16-bit image: a thousandth where that suits, else another power of ten.
+
+    The median of all depths decides: maps of disparity end far beyond what can be seen.
+    """
     known = np.concatenate([depth[np.isfinite(depth)] for depth in depths])
-    if known.size == 0:
+    middle = float(np.median(known)) if known.size else 1.0
+    if MIN_STEPS * MILLI <= middle < 10 * FULL_STEPS * MILLI:
         return MILLI
-    far, middle = float(np.quantile(known, FAR)), float(np.median(known))
-    if far <= LARGEST * MILLI and middle >= MIN_STEPS * MILLI:
-        return MILLI
-    return float(f"1e{math.ceil(math.log10(far / LARGEST))}")
+    return float(f"1e{math.floor(math.log10(middle / FULL_STEPS))}")
 
 
 def depth_image(depth: Float32[np.ndarray, "h w"], unit: float) -> UInt16[np.ndarray, "h w"]:
