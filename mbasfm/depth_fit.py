@@ -28,6 +28,8 @@ class DepthFit:
         """Depth in the world's unit; NaN where it is not known or not positive."""
         value = self.scale * raw.astype(np.float64) + self.shift
         known = (raw > 0) & (value > 0)
+        if self.is_disparity:
+            known &= np.isfinite(value)  # endless depth is the sky, endless disparity is nothing
         value = np.where(known, value, np.nan)
         return (1 / value if self.is_disparity else value).astype(np.float32)
 

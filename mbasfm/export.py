@@ -62,6 +62,7 @@ def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:
     def write(name: str) -> Path:
         source, target = sources[name], scene.folder / "images" / name
         target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)  # it may be a link to the original
         if is_distorted(cameras[name]):
             write_image(target, undistort_image(read_upright(source), cameras[name]))
         elif is_upright(source):

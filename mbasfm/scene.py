@@ -14,6 +14,7 @@ from mbasfm.fuse import Cloud, View, confirmed_points, neighbours_of, shared_poi
 from mbasfm.infer import colors_at, in_parallel
 from mbasfm.io.depth_maps import read_depth, stems_of
 from mbasfm.io.images import read_upright
+from mbasfm.undistort import is_distorted
 
 CLOUD_POINTS = 200_000
 
@@ -118,7 +119,7 @@ def _seen(image: pycolmap.Image) -> Int64[np.ndarray, " _"]:
 
 def view_of(image: pycolmap.Image, camera: pycolmap.Camera) -> View:
     """An image of an undistorted model."""
-    if camera.model.name not in ("PINHOLE", "SIMPLE_PINHOLE"):
+    if is_distorted(camera):
         raise InputError(f"{image.name}: its camera is {camera.model.name}, not PINHOLE; run mba sfm again")
     return View(
         name=image.name,

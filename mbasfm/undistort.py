@@ -6,10 +6,14 @@ import numpy as np
 import pycolmap
 from jaxtyping import Float32, Float64, UInt8
 
+PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
+"""All that splat trainers know."""
+OUTSIDE = -1.0
+
 
 def is_distorted(camera: pycolmap.Camera) -> bool:
-    """Whether a camera bends straight lines."""
-    return bool(np.any(np.array(camera.params)[camera.extra_params_idxs()]))
+    """Whether a camera may bend straight lines: only pinholes never do."""
+    return camera.model.name not in PINHOLES
 
 
 def undistort_model(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
@@ -19,8 +23,7 @@ def undistort_model(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
         camera = model.cameras[image.camera_id]
         if is_distorted(camera) and len(image.points2D):
             pixels = _project(_pinhole(camera), camera.cam_from_img(image.points2D))
-            for point, xy in zip(straight.images[image_id].points2D, pixels, strict=True):
-                point.xy = xy
+            _move_keypoints(straight, image_id, pixels)
     for camera in straight.cameras.values():
         if is_distorted(camera):
             pinhole = _pinhole(camera)
@@ -28,6 +31,16 @@ def undistort_model(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
             camera.params = pinhole.params
     straight.update_point_3d_errors()
     return straight
+
+
+def _move_keypoints(model: pycolmap.Reconstruction, image_id: int, pixels: Float64[np.ndarray, "M 2"]) -> None:
+    """Keypoints to new places. Those that the lens cannot have seen (NaN) leave their track and the image."""
+    points = model.images[image_id].points2D
+    for index in np.flatnonzero(np.isnan(pixels).any(1)).tolist():
+        if points[index].has_point3D():
+            model.delete_observation(image_id, index)
+    for point, xy in zip(points, np.where(np.isnan(pixels), OUTSIDE, pixels), strict=True):
+        point.xy = xy
 
 
 def undistort_image(image: UInt8[np.ndarray, "H W 3"], camera: pycolmap.Camera) -> UInt8[np.ndarray, "H2 W2 3"]:

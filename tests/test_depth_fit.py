@@ -58,7 +58,8 @@ def test_what_is_not_positive_is_not_known():
     raw = np.array([np.nan, -1.0, 0.0, 1.0, np.inf], np.float32)
     assert DepthFit(2.0, 0.0, False).depth(raw).tolist()[3:] == [2.0, np.inf]
     assert np.isnan(DepthFit(2.0, -3.0, False).depth(raw)[:4]).all()
-    assert np.isnan(DepthFit(1.0, -2.0, True).depth(raw)[:4]).all()
+    assert np.isnan(DepthFit(1.0, -2.0, True).depth(raw)).all()
+    assert DepthFit(2.0, 0.0, True).depth(raw)[3] == 0.5
 
 
 def test_one_number_everywhere_says_nothing():

@@ -16,15 +16,18 @@ from mbasfm.cli import main
 from mbasfm.content import Content
 from mbasfm.errors import InputError
 from mbasfm.export import KINDS, export_scene
+from mbasfm.fuse import View
 from mbasfm.graph import pose_graph
 from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of
 from mbasfm.io.images import find_photos, read_upright
+from mbasfm.io.nerfstudio import Companions, transforms
 from mbasfm.io.ply import read_ply
 from mbasfm.models.base import DepthEstimate
 from mbasfm.outputs import refuse_overwriting, write_scene
 from mbasfm.polish import HELD, camera_of, triangulate
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.types import Frames
+from mbasfm.undistort import undistort_model
 from mbasfm.watch import Watch
 
 NUM_FRAMES, SIZE, FOCAL, BENT = 5, (512, 384), 450.0, -0.08
@@ -294,6 +297,28 @@ def vars_of(content):
     return content.keypoints, content.colors, content.pairs, content.matches
 
 
+def test_links_to_originals_are_replaced_and_originals_stay(tmp_path):
+    _, result, content = make_result(tmp_path, distortion=BENT, has_depth=False)
+    original, link = tmp_path / "photos" / NAMES[1], tmp_path / "scene" / "images" / NAMES[1]
+    link.parent.mkdir(parents=True)
+    link.symlink_to(original)
+    before = original.read_bytes()
+    write_scene(result, content, tmp_path / "scene", Watch())
+    assert original.read_bytes() == before and not link.is_symlink()
+
+
+def test_photographs_of_several_cameras_carry_their_own_intrinsics():
+    pose = orbit(2)
+    wide = View("a.jpg", 0, pose[0], np.array([400.0, 410.0]), np.array([200.0, 150.0]), (400, 300), 1)
+    tall = View("b.jpg", 1, pose[1], np.array([900.0, 900.0]), np.array([300.0, 400.0]), (600, 800), 2)
+    content = transforms([wide, tall], Companions(["images/a.jpg", "images/b.jpg"]))
+    assert "fl_x" not in content and "ply_file_path" not in content and "depth_file_path" not in content["frames"][0]
+    assert [(frame["fl_y"], frame["w"], frame["cx"]) for frame in content["frames"]] == [
+        (410, 400, 200),
+        (900, 600, 300),
+    ]
+
+
 def test_a_missing_image_without_its_original_is_named(tmp_path):
     _, result, content = make_result(tmp_path, has_depth=False)
     write_scene(result, content, tmp_path / "scene", Watch())
@@ -320,6 +345,27 @@ def test_input_in_the_place_of_output_is_refused(tmp_path):
     photos, _ = find_photos(tmp_path / "images")
     with pytest.raises(InputError, match="input"):
         refuse_overwriting(tmp_path, photos, "flat")
+
+
+def test_keypoints_that_the_lens_cannot_have_seen_leave_the_image():
+    model = pycolmap.Reconstruction()
+    params = [600, 500, 400, -0.3]  # bends back before the corners of the image
+    camera = pycolmap.Camera(model="SIMPLE_RADIAL", width=1000, height=800, params=params, camera_id=1)
+    model.add_camera_with_trivial_rig(camera)
+    keypoints = np.array([[0.0, 0.0], [500.0, 400.0], [600.0, 400.0]])
+    for number in (1, 2):
+        image = pycolmap.Image(name=str(number), keypoints=keypoints, camera_id=1, image_id=number)
+        model.add_image_with_trivial_frame(image, pycolmap.Rigid3d(orbit(2)[number - 1]))
+    for index in range(3):
+        track = pycolmap.Track()
+        for number in (1, 2):
+            track.add_element(number, index)
+        model.add_point3D(np.zeros(3), track)
+    straight = undistort_model(model)
+    pixels = np.stack([point.xy for point in straight.images[1].points2D])
+    assert pixels[0].tolist() == [-1, -1] and np.isfinite(pixels).all()
+    assert [point.has_point3D() for point in straight.images[1].points2D] == [False, True, True]
+    assert model.num_points3D() == 3 and straight.num_points3D() == 2
 
 
 # ----------------------------------------------------------------------------------------------------------------
