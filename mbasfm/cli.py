@@ -160,7 +160,8 @@ def run_export(command: Export) -> None:
     """Write, and say how many files of each kind."""
     kinds = KINDS if command.format == "all" else (command.format,)
     for kind, written in export_scene(command.scene, kinds).items():
-        print(f"{kind}: {len(written)} file(s)" + (f", {written[0]} ..." if written else ""))
+        more = f" and {len(written) - 1} more" if len(written) > 1 else ""
+        print(f"{kind}: {written[0]}{more}" if written else f"{kind}: nothing to do")
 
 
 def show_models(options: Models) -> None:
