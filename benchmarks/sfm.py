@@ -303,9 +303,10 @@ def unrelated_part(options: Options) -> None:
         source.write_text("".join(f"{path.resolve()}\n" for path in own + strangers))
         config = Config(depth=options.depth, matcher=options.matcher)
         result = reconstruct(source, None, config, cache=options.cache or work / "cache")
-        placed = {name for name, c in zip(result.frames.names, result.component.tolist(), strict=True) if c == 0}
-        wrong = sum(path.resolve().as_posix() in placed for path in strangers)
-        right = sum(path.resolve().as_posix() in placed for path in own)
+        rows_of = zip(result.frames.names, result.component.tolist(), strict=True)
+        placed = tuple(f"/{name}" for name, component in rows_of if component == 0)
+        wrong = sum(path.resolve().as_posix().endswith(placed) for path in strangers)
+        right = sum(path.resolve().as_posix().endswith(placed) for path in own)
         row = {"set": scene.name, "own": len(own), "own placed": right, "strangers": len(strangers)}
         rows.append(row | {"strangers placed": wrong})
         print(rows[-1], flush=True)

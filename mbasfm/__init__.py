@@ -7,6 +7,7 @@ from mbasfm.adjust import Adjustment, adjust
 from mbasfm.config import COARSE, FINE, PAPER_STAGES, PRESETS, SPLIT, SPLIT_STAGES, Config, Priors, Stage, annealed
 from mbasfm.diagnose import Diagnosis
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
+from mbasfm.export import export_scene
 from mbasfm.metrics import pose_auc, pose_errors_deg
 from mbasfm.pipeline import reconstruct
 from mbasfm.reconstruction import Reconstruction
@@ -44,6 +45,7 @@ __all__ = [
     "Step",
     "adjust",
     "annealed",
+    "export_scene",
     "pose_auc",
     "pose_errors_deg",
     "reconstruct",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich import box
@@ -17,6 +17,7 @@ from mbasfm import __version__
 from mbasfm.config import PRESETS, Config, Preset
 from mbasfm.demo import Demo, run_demo
 from mbasfm.errors import ConfigError, MBAError
+from mbasfm.export import KINDS, Kind, export_scene
 from mbasfm.io.settings import read_config, write_config
 from mbasfm.models.registry import list_models
 from mbasfm.pipeline import reconstruct
@@ -32,12 +33,12 @@ DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` p
 
 @dataclass(frozen=True)
 class Sfm:
-    """Camera poses of a folder of photographs, as a COLMAP model."""
+    """Camera poses of a folder of photographs, as a COLMAP model and what trainers and viewers want beside it."""
 
     photos: tyro.conf.Positional[Path]
     """Folder (searched through) or text file with one path per line."""
     output: Path
-    """Folder for sparse/0/*.bin, report.json and config.toml; made if it does not exist."""
+    """Folder for models, images, depth and all other files of the scene; made if it does not exist."""
     preset: Preset = "default"
     """Where settings start from: fewer samples and tracks, or more."""
     config: Path | None = None
@@ -47,6 +48,16 @@ class Sfm:
     cache: Path | None = None
     """Where features, depth and matches are kept; by default inside OUTPUT."""
     settings: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=BASE.get)
+
+
+@dataclass(frozen=True)
+class Export:
+    """Make files of a finished scene again, from its sparse/, depth/*.npz and images/."""
+
+    scene: tyro.conf.Positional[Path]
+    """The --output of mba sfm."""
+    format: Kind | Literal["all"] = "all"
+    """Which files: see docs/sfm.md."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = _parse(arguments)
         if isinstance(command, Sfm):
             run_sfm(command)
+        elif isinstance(command, Export):
+            run_export(command)
         elif isinstance(command, Demo):
             run_demo(command)
         else:
@@ -85,6 +98,7 @@ def _parse(arguments: list[str]) -> Any:
     BASE.set(_base_settings(arguments))
     commands = (
         Annotated[Sfm, tyro.conf.subcommand("sfm")]
+        | Annotated[Export, tyro.conf.subcommand("export")]
         | Annotated[Demo, tyro.conf.subcommand("demo")]
         | Annotated[Models, tyro.conf.subcommand("models")]
     )
@@ -140,6 +154,14 @@ def _summarise(result: Reconstruction, output: Path, console: Console) -> None:
             f" mean error {model.compute_mean_reprojection_error():.2f} px",
             highlight=False,
         )
+
+
+def run_export(command: Export) -> None:
+    """Write, and say how many files of each kind."""
+    kinds = KINDS if command.format == "all" else (command.format,)
+    for kind, written in export_scene(command.scene, kinds).items():
+        more = f" and {len(written) - 1} more" if len(written) > 1 else ""
+        print(f"{kind}: {written[0]}{more}" if written else f"{kind}: nothing to do")
 
 
 def show_models(options: Models) -> None:

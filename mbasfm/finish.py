@@ -155,6 +155,7 @@ def _image_rows(
     for frame, photo in enumerate(content.photos):
         row: dict[str, Any] = {
             "name": photo.name,
+            "source": str(photo.path.absolute()),
             "status": "registered" if component[frame] >= 0 else "not registered",
             "component": int(component[frame]),
             "reason": reasons[frame] or ("" if component[frame] >= 0 else "its neighbours could not be registered"),

@@ -20,6 +20,7 @@ from mbasfm.initialize import initialize_cameras
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
 from mbasfm.io.masks import with_masks
+from mbasfm.outputs import refuse_overwriting, write_scene
 from mbasfm.pairwise import verify_pairs
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.rotations import agree_with, average_rotations, rays_of
@@ -47,6 +48,8 @@ def reconstruct(
     config, watch = config or Config(), watch or Watch()
     store = Cache(_cache_folder(output, cache))
     found, skipped = _find(Path(photos), config.masks, watch)
+    if output is not None:
+        refuse_overwriting(Path(output), found, config.depth)
     content = infer(found, config, store, watch)
     start, views = verify_pairs(content, config, store, watch)
     views = build_graph(content, start, views, config, watch)
@@ -54,10 +57,9 @@ def reconstruct(
     views = check_against_depth(content, views, adjustment, watch)
     result = finish(content, start, views, adjustment, config, watch)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
-    result.report["stages"] = watch.stages
-    result.report["notes"] = watch.notes
+    result.report.update(stages=watch.stages, notes=watch.notes)
     if output is not None:
-        result.save(Path(output))
+        write_scene(result, content, Path(output), watch)
     return result
 
 

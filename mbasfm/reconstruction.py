@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float64, Int64, UInt8
 from torch import Tensor
 
 from mbasfm.types import Cameras, Frames, PoseGraph
+from mbasfm.undistort import is_distorted, undistort_model
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,30 @@ class Reconstruction:
     report: dict[str, Any]
 
     def save(self, folder: Path) -> None:
-        """Write sparse/0, sparse/1, ... and report.json; an older result is replaced."""
-        sparse = folder / "sparse"
-        shutil.rmtree(sparse, ignore_errors=True)
+        """Write the models and report.json; an older result is replaced."""
+        self.save_models(folder)
+        self.save_report(folder)
+
+    def save_models(self, folder: Path) -> None:
+        """Write sparse/0, sparse/1, ... without lens distortion, and those that had some as distorted/sparse/N too."""
+        for parent in (folder / "sparse", folder / "distorted" / "sparse"):
+            shutil.rmtree(parent, ignore_errors=True)
         for number, model in enumerate(self.models):
-            target = sparse / str(number)
-            target.mkdir(parents=True)
-            model.write_binary(target)
+            distorted = any(is_distorted(camera) for camera in model.cameras.values())
+            if distorted:
+                _write(model, folder / "distorted" / "sparse" / str(number))
+            _write(undistort_model(model) if distorted else model, folder / "sparse" / str(number))
+
+    def save_report(self, folder: Path) -> None:
+        """Write report.json."""
+        folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_plain(self.report), indent=1)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _write(model: pycolmap.Reconstruction, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    model.write_binary(folder)
 
 
 def color_points(model: pycolmap.Reconstruction, colors: Sequence[UInt8[np.ndarray, "_ 3"]]) -> None:

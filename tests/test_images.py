@@ -124,3 +124,14 @@ def test_a_missing_folder_and_a_binary_list_are_refused(tmp_path):
     binary.write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(InputError, match="one path per line"):
         find_photos(binary)
+
+
+def test_paths_that_lead_out_of_the_lists_folder_are_named_from_their_common_parent(tmp_path):
+    save(tmp_path / "a" / "1.jpg", seed=1)
+    save(tmp_path / "a" / "deep" / "2.jpg", seed=2)
+    listing = tmp_path / "lists" / "list.txt"
+    listing.parent.mkdir()
+    listing.write_text(f"{tmp_path / 'a' / '1.jpg'}\n../a/deep/2.jpg\n")
+    photos, _ = find_photos(listing)
+    assert [photo.name for photo in photos] == ["1.jpg", "deep/2.jpg"]
+    assert all(photo.path.is_file() for photo in photos)

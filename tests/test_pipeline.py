@@ -150,6 +150,12 @@ def test_disjoint_sets_become_components_and_a_lonely_photograph_gets_a_reason(t
     rows = {row["name"]: row for row in result.report["images"]}
     assert "no other photograph" in rows["alone_0.png"]["reason"]
     assert sorted(path.name for path in (tmp_path / "scene" / "sparse").iterdir()) == ["0", "1"]
+    for number, name in enumerate(("transforms.json", "transforms_1.json")):
+        frames = json.loads((tmp_path / "scene" / name).read_text())["frames"]
+        part = [f"images/{name}" for name, component in by_name.items() if component == number]
+        assert [frame["file_path"] for frame in frames] == part
+        assert all((tmp_path / "scene" / path).is_file() for path in part)
+    assert not (tmp_path / "scene" / "images" / "alone_0.png").exists()
 
 
 def test_the_same_input_gives_the_same_bytes(made, tmp_path):
@@ -317,6 +323,23 @@ def test_real_photographs_without_calibration_and_depth(fountain):
     result = reconstruct(listing, folder / "scene", Config(depth="flat", matcher="sift"))
     assert result.registered.all()
     assert pose_auc(result.cameras.cam_from_world, truth, result.registered, (5.0,))[0] > 0.9
+
+
+@pytest.mark.slow
+def test_a_scene_of_real_photographs_is_undistorted_and_complete(fountain):
+    folder, listing, _ = fountain
+    scene = folder / "scene"
+    if not (scene / "report.json").is_file():
+        reconstruct(listing, scene, Config(depth="flat", matcher="sift"))
+    model = pycolmap.Reconstruction(scene / "sparse" / "0")
+    assert sorted(image.name for image in model.images.values()) == [Path(p).name for p in listing.read_text().split()]
+    assert {camera.model.name for camera in model.cameras.values()} == {"PINHOLE"}
+    assert model.compute_mean_reprojection_error() < 0.5
+    for image in model.images.values():
+        with Image.open(scene / "images" / image.name) as picture:
+            assert picture.size == (image.camera.width, image.camera.height)
+    distorted = pycolmap.Reconstruction(scene / "distorted" / "sparse" / "0")
+    assert distorted.num_points3D() == model.num_points3D()
 
 
 @pytest.mark.slow

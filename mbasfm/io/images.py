@@ -5,6 +5,8 @@ Pixels are always handed out upright: the orientation tag is applied on reading 
 
 import hashlib
 import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from mbasfm.errors import InputError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif"})
 MIN_SIDE_PX = 64
+QUALITY = 95
 FILM_DIAGONAL_MM = 43.267
 MM_PER_UNIT = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 """Of EXIF's FocalPlaneResolutionUnit."""
@@ -26,7 +29,7 @@ class Photo:
     """One usable photograph."""
 
     name: str
-    """Path relative to the folder, with forward slashes: the name in all outputs."""
+    """Path relative to the folder, with forward slashes, never leading out of it: the name in all outputs."""
     path: Path
     width: int
     """Upright [px]."""
@@ -75,6 +78,18 @@ def read_upright(path: Path) -> UInt8[np.ndarray, "H W 3"]:
         return np.asarray(upright.convert("RGB"))
 
 
+def is_upright(path: Path) -> bool:
+    """Whether the pixels of a file are stored as they should be seen."""
+    with Image.open(path) as image:
+        return image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+
+
+def write_image(path: Path, pixels: UInt8[np.ndarray, "H W 3"]) -> None:
+    """In the format of the name's ending, without metadata; lossy formats at high quality."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, quality=QUALITY)
+
+
 def _to_8_bit(image: Image.Image) -> Image.Image:
     values = np.asarray(image, dtype=np.float64)
     full_scale = 65535.0 if values.max(initial=0) > 255 else 255.0
@@ -92,7 +107,20 @@ def _candidates(source: Path) -> list[tuple[str, Path]]:
         lines = [line.strip() for line in source.read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{source} is neither a folder nor a text file with one path per line") from error
-    return [(Path(line).as_posix(), source.parent / line) for line in lines if line and not line.startswith("#")]
+    given = [Path(line) for line in lines if line and not line.startswith("#")]
+    return list(zip(_names(given, source.parent), [source.parent / path for path in given], strict=True))
+
+
+def _names(given: Sequence[Path], folder: Path) -> list[str]:
+    """Paths of a list as they are, or, if one leads out of the list's folder, relative to the parent of all."""
+    if not any(path.is_absolute() or ".." in path.parts for path in given):
+        return [path.as_posix() for path in given]
+    full = [Path(os.path.abspath(folder / path)) for path in given]
+    try:
+        parent = os.path.commonpath([path.parent for path in full])
+    except ValueError as error:
+        raise InputError("the list names photographs on several drives; copy them to one") from error
+    return [path.relative_to(parent).as_posix() for path in full]
 
 
 def _inspect(name: str, path: Path) -> Photo | SkippedFile:

@@ -1,0 +1,116 @@
+"""One coloured cloud from many depth maps: points that another photograph confirms."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float32, Float64, Int64, UInt8
+from scipy.sparse import coo_array
+
+from mbasfm.depth_fit import depth_edges
+
+MAX_JUMP = 0.05
+"""Between neighbouring pixels, as a share of depth: more is an edge, where depth maps smear."""
+MAX_DISAGREEMENT = 0.05
+"""Between a point's depth and what another map says there."""
+NUM_NEIGHBOURS = 4
+MIN_SHARED = 10
+"""Photographs are neighbours if they share so many points."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A registered photograph without distortion."""
+
+    name: str
+    number: int
+    """Of the photograph in the whole set, by name."""
+    cam_from_world: Float64[np.ndarray, "3 4"]
+    focal: Float64[np.ndarray, "2"]
+    """fx, fy [px]."""
+    center: Float64[np.ndarray, "2"]
+    """cx, cy [px]."""
+    size: tuple[int, int]
+    """Width, height [px]."""
+    camera: int
+    """Photographs with the same number have the same intrinsics."""
+
+    @property
+    def world_from_cam(self) -> Float64[np.ndarray, "3 4"]:
+        """Its last column is the centre of the camera."""
+        turn = self.cam_from_world[:, :3].T
+        return np.column_stack([turn, -turn @ self.cam_from_world[:, 3]])
+
+    def project(
+        self, points: Float64[np.ndarray, "M 3"]
+    ) -> tuple[Float64[np.ndarray, "M 2"], Float64[np.ndarray, " M"]]:
+        """Pixels and depth of points in the world; pixels mean nothing where depth is not positive."""
+        x, y, depth = (points @ self.cam_from_world[:, :3].T + self.cam_from_world[:, 3]).T
+        safe = np.where(depth > 0, depth, 1.0)
+        return np.stack([x / safe, y / safe], -1) * self.focal + self.center, depth
+
+    def lift(self, pixels: Float64[np.ndarray, "M 2"], depth: Float64[np.ndarray, " M"]) -> Float64[np.ndarray, "M 3"]:
+        """Points in the world of pixels with depth."""
+        rays = np.column_stack([(pixels - self.center) / self.focal, np.ones(len(pixels))])
+        return (rays * depth[:, None]) @ self.world_from_cam[:, :3].T + self.world_from_cam[:, 3]
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Coloured points in the world."""
+
+    points: Float64[np.ndarray, "M 3"]
+    colors: UInt8[np.ndarray, "M 3"]
+
+
+def confirmed_points(
+    view: View,
+    depth: Float32[np.ndarray, "h w"],
+    others: Sequence[tuple[View, Float32[np.ndarray, "_ _"]]],
+    count: int,
+) -> tuple[Float64[np.ndarray, "M 3"], Float64[np.ndarray, "M 2"]]:
+    """At most ``count`` points of a depth map, and their pixels.
+
+    Points at depth edges are left out, and those that no other map confirms or more maps deny than confirm.
+    """
+    height, width = depth.shape
+    row, column = np.nonzero(~depth_edges(depth, MAX_JUMP))
+    relative = np.stack([(column + 0.5) / width, (row + 0.5) / height], -1)
+    pixels = relative * np.array(view.size)
+    points = view.lift(pixels, depth[row, column].astype(np.float64))
+    votes = [_agreement(points, *other) for other in others]
+    balance = np.sum([agrees.astype(np.int64) - denies for agrees, denies in votes], axis=0) + np.zeros(len(points))
+    confirmed = np.any([agrees for agrees, _ in votes] or [np.zeros(len(points), bool)], axis=0)
+    kept = np.flatnonzero(confirmed & (balance >= 0))
+    if len(kept) > count:
+        kept = kept[np.linspace(0, len(kept) - 1, count).round().astype(np.int64)]
+    return points[kept], pixels[kept]
+
+
+def _agreement(
+    points: Float64[np.ndarray, "M 3"], view: View, depth: Float32[np.ndarray, "h w"]
+) -> tuple[Bool[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
+    """Which points a map confirms, and which it denies: it sees through them. A point behind a surface is hidden."""
+    pixels, ahead = view.project(points)
+    height, width = depth.shape
+    index = np.floor(pixels / view.size * (width, height))
+    inside = (ahead > 0) & (index >= 0).all(1) & (index < (width, height)).all(1)
+    column, row = np.where(inside[:, None], index, 0).astype(np.int64).T
+    ratio = np.where(inside, ahead, np.nan) / depth[row, column]
+    return np.abs(ratio - 1) <= MAX_DISAGREEMENT, ratio < 1 - MAX_DISAGREEMENT
+
+
+def neighbours_of(shared: Int64[np.ndarray, "N N"]) -> list[list[int]]:
+    """For every view those with which it shares most points."""
+    order = np.argsort(-shared, axis=1, kind="stable")[:, :NUM_NEIGHBOURS]
+    return [[int(other) for other in row if shared[own, other] >= MIN_SHARED] for own, row in enumerate(order)]
+
+
+def shared_points(seen: Sequence[Int64[np.ndarray, " _"]]) -> Int64[np.ndarray, "N N"]:
+    """How many points each two views share, given the numbers of those that each sees; none with itself."""
+    view = np.repeat(np.arange(len(seen)), [len(numbers) for numbers in seen])
+    _, point = np.unique(np.concatenate([*seen, np.zeros(0, np.int64)]), return_inverse=True)
+    sees = coo_array((np.ones(len(view), np.int64), (view, point)), shape=(len(seen), point.max(initial=0) + 1)).tocsr()
+    count = (sees @ sees.T).toarray()
+    np.fill_diagonal(count, 0)
+    return count

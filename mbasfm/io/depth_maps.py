@@ -1,0 +1,81 @@
+"""Aligned depth maps: exact as npz, as 16-bit images for nerfstudio, and as inverse depth for 3D Gaussian splatting."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+import cv2
+import numpy as np
+from jaxtyping import Float32, UInt16
+
+from mbasfm.errors import InputError
+
+LARGEST = 65535
+STEPS = 65536
+"""3D Gaussian splatting divides by it."""
+MILLI = 1e-3
+"""nerfstudio's unit unless it is told another."""
+MIN_STEPS, FULL_STEPS = 200, 1000
+"""Of the median depth: with fewer of the first the usual unit is too coarse; another unit gives it the second."""
+NEAR = 0.999
+"""Quantile of inverse depth that must fit into an image."""
+
+
+def stems_of(names: Iterable[str]) -> dict[str, str]:
+    """Names without their ending; those that would then be the same keep it."""
+    names = list(names)
+    bare = [str(PurePosixPath(name).with_suffix("")) for name in names]
+    count = Counter(bare)
+    return {name: name if count[stem] > 1 else stem for name, stem in zip(names, bare, strict=True)}
+
+
+def write_depth(path: Path, depth: Float32[np.ndarray, "h w"]) -> None:
+    """Depth in the world's unit, NaN where it is not known."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, depth=depth)
+
+
+def read_depth(path: Path) -> Float32[np.ndarray, "h w"]:
+    """What ``write_depth`` wrote."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return archive["depth"].astype(np.float32)
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        raise InputError(f"{path}: not a depth map of this program ({error}); run mba sfm again") from error
+
+
+def depth_unit(depths: Sequence[Float32[np.ndarray, "_ _"]]) -> float:
+    """World units per step of a 16-bit image: a thousandth where that suits, else another power of ten.
+
+    The median of all depths decides: maps of disparity end far beyond what can be seen.
+    """
+    known = np.concatenate([depth[np.isfinite(depth)] for depth in depths])
+    middle = float(np.median(known)) if known.size else 1.0
+    if MIN_STEPS * MILLI <= middle < 10 * FULL_STEPS * MILLI:
+        return MILLI
+    return float(f"1e{math.floor(math.log10(middle / FULL_STEPS))}")
+
+
+def depth_image(depth: Float32[np.ndarray, "h w"], unit: float) -> UInt16[np.ndarray, "h w"]:
+    """Steps of a unit; 0 where depth is not known or does not fit."""
+    steps = np.round(depth.astype(np.float64) / unit)
+    return np.where((steps >= 1) & (steps <= LARGEST), steps, 0).astype(np.uint16)
+
+
+def inverse_scale(depths: Sequence[Float32[np.ndarray, "_ _"]]) -> float:
+    """One factor for the inverse depth of all images: 3D Gaussian splatting distrusts images with an unusual one."""
+    inverse = np.concatenate([1 / depth[np.isfinite(depth)] for depth in depths])
+    return float(np.quantile(inverse, NEAR)) * STEPS / LARGEST if inverse.size else 1.0
+
+
+def inverse_image(depth: Float32[np.ndarray, "h w"], scale: float) -> UInt16[np.ndarray, "h w"]:
+    """Inverse depth = value / 65536 * scale; what is nearer than that allows is capped, 0 is far or unknown."""
+    steps = np.round(STEPS / (scale * depth.astype(np.float64)))
+    return np.where(np.isnan(steps), 0, np.clip(steps, 0, LARGEST)).astype(np.uint16)
+
+
+def write_16_bit(path: Path, values: UInt16[np.ndarray, "h w"]) -> None:
+    """A PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cv2.imencode(".png", values)[1].tobytes())
