@@ -21,6 +21,8 @@ from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
 from mbasfm.pairwise import verify_pairs
 from mbasfm.reconstruction import Reconstruction
+from mbasfm.record import Placed, Run, record
+from mbasfm.report import write_report
 from mbasfm.rotations import agree_with, average_rotations, rays_of
 from mbasfm.sampling import draw_samples
 from mbasfm.twoview import TwoView
@@ -47,16 +49,19 @@ def reconstruct(
     store = Cache(_cache_folder(output, cache))
     found, skipped = _find(Path(photos), watch)
     content = infer(found, config, store, watch)
-    start, views = verify_pairs(content, config, store, watch)
-    views = build_graph(content, start, views, config, watch)
-    adjustment = place(content, start, views, config, watch)
+    start, verified = verify_pairs(content, config, store, watch)
+    views = build_graph(content, start, verified, config, watch)
+    placed = place(content, start, views, config, watch)
+    adjustment = None if placed is None else placed.adjustment
     views = check_against_depth(content, views, adjustment, watch)
     result = finish(content, start, views, adjustment, config, watch)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report["stages"] = watch.stages
     result.report["notes"] = watch.notes
+    result.report.update(record(Run(Path(photos), config, content, start, verified, placed), result))
     if output is not None:
         result.save(Path(output))
+        write_report(Path(output))
     return result
 
 
@@ -97,7 +102,7 @@ def build_graph(content: Content, start: Start, views: list[TwoView], config: Co
     return views
 
 
-def place(content: Content, start: Start, views: Sequence[TwoView], config: Config, watch: Watch) -> Adjustment | None:
+def place(content: Content, start: Start, views: Sequence[TwoView], config: Config, watch: Watch) -> Placed | None:
     """Initial cameras, then marginalized bundle adjustment; None where no pair could be verified."""
     if not views:
         return None
@@ -111,11 +116,12 @@ def place(content: Content, start: Start, views: Sequence[TwoView], config: Conf
         watch.say("no verified match has depth, so there is nothing to adjust")
         return None
     with watch.stage("adjust") as facts:
-        adjustment = _adjust_best(starts, samples, start, config)
+        placed = _adjust_best(starts, samples, start, config)
+        adjustment = placed.adjustment
         facts.update(steps=len(adjustment.steps), registered=int(adjustment.registered.sum()))
         facts["score"] = _score(adjustment)
         facts["inlier_share"] = float(adjustment.diagnosis.inlier_share[adjustment.registered].mean())
-    return adjustment
+    return placed
 
 
 def check_against_depth(
@@ -130,7 +136,7 @@ def check_against_depth(
     return kept
 
 
-def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, config: Config) -> Adjustment:
+def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, config: Config) -> Placed:
     """Adjust every start and take the end with the best score."""
     stages = stages_of(config)
     if bool((start.is_exif | start.is_known).all()):
@@ -138,7 +144,8 @@ def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, conf
     fixed = replace(Fixed.build(len(start.is_known)), focal=start.is_known)
     # Small problems are faster on one core; on a busy machine by far.
     torch.set_num_threads(1 if samples.weight.numel() < MANY_SAMPLES else WORKERS)
-    return max((adjust(cameras, samples, stages, fixed) for cameras in starts), key=_score)
+    ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed)) for cameras in starts)
+    return max(ends, key=lambda placed: _score(placed.adjustment))
 
 
 def _score(adjustment: Adjustment) -> float:

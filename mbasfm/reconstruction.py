@@ -32,6 +32,7 @@ class Reconstruction:
 
     def save(self, folder: Path) -> None:
         """Write sparse/0, sparse/1, ... and report.json; an older result is replaced."""
+        folder.mkdir(parents=True, exist_ok=True)
         sparse = folder / "sparse"
         shutil.rmtree(sparse, ignore_errors=True)
         for number, model in enumerate(self.models):
