@@ -59,9 +59,9 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, outliers_fro
 def _grid(x: Axis, y: Axis) -> list[str]:
     parts = []
     for value, label in x.ticks:
-        place = f"{_x(x, value):.1f}"
-        parts.append(f'<line class="grid" x1="{place}" x2="{place}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
-        parts.append(f'<text x="{place}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{escape(label)}</text>')
+        across = f"{_x(x, value):.1f}"
+        parts.append(f'<line class="grid" x1="{across}" x2="{across}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{escape(label)}</text>')
     for value, label in y.ticks:
         place = _y(y, value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place:.1f}" y2="{place:.1f}"/>')

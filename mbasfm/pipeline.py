@@ -107,11 +107,11 @@ def place(content: Content, start: Start, views: Sequence[TwoView], config: Conf
     if not views:
         return None
     with watch.stage("initialize") as facts:
-        starts, placed = initialize_cameras(
+        starts, has_pose = initialize_cameras(
             views, content.keypoints, start.intrinsics, content.is_disparity, config.tree
         )
         samples = draw_samples(views, content.keypoints, config.samples_per_edge, config.seed)
-        facts.update(placed=int(placed.sum()), edges=samples.num_edges, starts=len(starts))
+        facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
         watch.say("no verified match has depth, so there is nothing to adjust")
         return None

@@ -1,4 +1,4 @@
-"""What a run leaves in report.json for those who look at it later: residuals, steps, pairs, cameras, depth, settings."""
+"""What a run leaves in report.json for those who look at it later: residuals, steps, pairs, cameras, depth."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -102,7 +102,7 @@ def _length(values: Sequence[float | None] | None) -> float | None:
 
 
 def thumbnails(folder: Path, source: Path, names: Sequence[str]) -> list[str | None]:
-    """Small JPEG files as base64, from where the photographs were found or from SCENE/images; None where they are not."""
+    """Small JPEG files as base64, from where the photographs were found or from SCENE/images; None if in neither."""
     side = next((side for count, side in THUMBNAIL_SIDES_PX if len(names) <= count), None)
     if side is None:
         return [None] * len(names)

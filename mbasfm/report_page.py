@@ -77,7 +77,7 @@ def _remarks(remarks: Sequence[Data]) -> str:
 
 def _notes(notes: Sequence[str]) -> str:
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f"<details><summary>{len(notes)} notes of the run</summary><ul>{items}</ul></details>" if notes else ""
+    return f"<details><summary>Notes of the run</summary><ul>{items}</ul></details>" if notes else ""
 
 
 def _component_options(scene: Sequence[Data]) -> str:
@@ -104,8 +104,8 @@ def _residuals(residuals: Data) -> str:
     figures = _figure("CDF: share of residuals below r", cdf, x, percent, residuals["limit"])
     figures += _figure("PDF: share of residuals per bin", pdf, x, shares, residuals["limit"])
     keys = "".join(
-        f'<li><svg viewBox="0 0 30 8" aria-hidden="true"><line class="line {_style(item)}" x2="30" y1="4" y2="4"/></svg>'
-        f" {escape(_label(item))}</li>"
+        f'<li><svg viewBox="0 0 30 8" aria-hidden="true"><line class="line {_style(item)}" x2="30" y1="4" y2="4"/>'
+        f"</svg> {escape(_label(item))}</li>"
         for item in curves
     )
     return f'<div class="pair">{figures}</div><ul class="legend">{keys}</ul>'

@@ -15,7 +15,7 @@ SHARP_PX = 1.5
 """Reprojection error of a model that nobody has to worry about [px]."""
 WEAK_DEPTH = 0.25
 """Relative depth error from which on depth hardly helps."""
-FEW_INLIERS = 60
+FEW_INLIERS, FEW_POINTS = 60, 50
 SHORT_TRACK = 2.5
 USUAL_FOCAL = (0.6, 2.2)
 """Over the long side of the image: from wide angles of phones to short telephoto lenses."""
@@ -87,9 +87,14 @@ def _sureness(report: Report) -> tuple[Tone, str]:
     because = ": " + ", ".join(facts) if facts else ""
     if len(shares) and share > SURE_SHARE and sharp:
         return ("good" if all_there and len(components) == 1 else "fair"), f"The poses are very likely right{because}."
-    if len(shares) and share > UNSURE_SHARE:
+    if len(shares) and share > UNSURE_SHARE and not _is_thin(report):
         return "fair", f"The poses are probably right{because}."
     return "bad", f"The poses should not be trusted without a look{because}."
+
+
+def _is_thin(report: Report) -> bool:
+    """Too few points to believe in, however well they fit."""
+    return max((item["points"] for item in polished_components(report)), default=0) < FEW_POINTS
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -134,7 +139,8 @@ def _doubtful(report: Report) -> Iterator[Remark]:
     if names:
         yield Remark(
             "fair",
-            f"Fewer than {100 * UNSURE_SHARE:.0f} % of the matches of {_list(names)} agree with the pose: it may be wrong.",
+            f"Fewer than {100 * UNSURE_SHARE:.0f} % of the matches of {_list(names)} agree with the pose, "
+            "which may be wrong.",
             "Look at these cameras in the view below; repeated patterns and moving things are the usual causes.",
         )
 
@@ -162,8 +168,8 @@ def _focal(report: Report) -> Iterator[Remark]:
         if not USUAL_FOCAL[0] <= ratio <= USUAL_FOCAL[1]:
             yield Remark(
                 "fair",
-                f"The focal length of {row['images']} photographs was searched for and is unusual: {focal:.0f} px, "
-                f"{ratio:.2f} times the long side.",
+                f"A focal length (of {row['images']} of the photographs) was searched for and is unusual: "
+                f"{focal:.0f} px, {ratio:.2f} times the long side.",
                 "If the lens is a usual one, give --focal or --cameras, or photographs with their metadata.",
             )
 
@@ -227,15 +233,15 @@ def _skipped(report: Report) -> Iterator[Remark]:
 
 def _fine(report: Report) -> Iterator[Remark]:
     shares = _values(_registered(report), "inlier_share")
-    if len(shares) and float(shares.min()) > SURE_SHARE:
+    if len(shares) and float(shares.min()) > SURE_SHARE and not _is_thin(report):
         low, high = (np.floor(1000 * value) / 10 for value in (shares.min(), _mean(shares)))
         yield Remark("good", f"Matches agree: {high:g} % on average, {low:g} % in the worst photograph.")
     for number, item in enumerate(polished_components(report)[:SHOWN_NAMES]):
         if item["polished"] and item["mean_error_px"] is not None and item["mean_error_px"] < SHARP_PX:
             yield Remark(
                 "good",
-                f"Component {number} is sharp: {item['points']:,} points, each seen {item['mean_track_length']:.1f} times, "
-                f"{item['mean_error_px']:.2f} px off on average.",
+                f"Component {number} is sharp: {item['points']:,} points, each seen {item['mean_track_length']:.1f} "
+                f"times, {item['mean_error_px']:.2f} px off on average.",
             )
 
 

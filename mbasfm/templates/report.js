@@ -39,19 +39,37 @@ const scene = data.scene.map(part => {
 const fixed = {top: [0, Math.PI / 2], front: [0, 0], side: [Math.PI / 2, 0]};
 const free = {yaw: 0.5, pitch: 0.35, zoom: 1};
 const LINES = [[0, 1], [0, 2], [0, 3], [0, 4], [1, 2], [2, 3], [3, 4], [4, 1]];
-function projector(yaw, pitch, zoom, width, height) {
+function projector(yaw, pitch, width, height) {
   const cy = Math.cos(yaw), sy = Math.sin(yaw), cp = Math.cos(pitch), sp = Math.sin(pitch);
-  const scale = zoom * Math.min(width, height) / 2150;
+  const scale = Math.min(width, height) / 2150;
   return (x, y, z) => {
     const right = cy * x - sy * z, back = sy * x + cy * z;
     return [width / 2 + scale * right, height / 2 - scale * (cp * y - sp * back), sp * y + cp * back];
   };
 }
+// The smallest window that holds all cameras and nearly all points: factor, then where its middle is.
+function fit(part, at, width, height) {
+  const ends = [0, 1].map(axis => {
+    const values = [], spots = [];
+    for (let k = 0; k < part.count; k++) values.push(at(part.points[3 * k], part.points[3 * k + 1], part.points[3 * k + 2])[axis]);
+    values.sort((a, b) => a - b);
+    if (values.length) spots.push(values[Math.floor(0.02 * values.length)], values[Math.floor(0.98 * values.length)]);
+    for (const f of part.frusta) for (let c = 0; c < 5; c++) spots.push(at(f[3 * c], f[3 * c + 1], f[3 * c + 2])[axis]);
+    return [spots.reduce((a, b) => Math.min(a, b)), spots.reduce((a, b) => Math.max(a, b))];
+  });
+  const factor = 0.9 * Math.min(width / (ends[0][1] - ends[0][0] + 1e-6), height / (ends[1][1] - ends[1][0] + 1e-6));
+  return [factor, (ends[0][0] + ends[0][1]) / 2, (ends[1][0] + ends[1][1]) / 2];
+}
 function drawScene(canvas, yaw, pitch, zoom) {
   const [pen, width, height] = prepare(canvas), part = scene[component];
   canvas.marks = [];
   if (!part) return;
-  const at = projector(yaw, pitch, zoom, width, height), size = Math.max(1.2, Math.min(width, height) / 260);
+  const raw = projector(yaw, pitch, width, height), key = component + " " + width;
+  // While it is dragged the large view keeps its window, so that nothing jumps.
+  if (canvas !== large || canvas.key !== key) { canvas.window = fit(part, raw, width, height); canvas.key = key; }
+  const [factor, mx, my] = canvas.window, grow = zoom * factor;
+  const at = (x, y, z) => { const p = raw(x, y, z); return [width / 2 + grow * (p[0] - mx), height / 2 + grow * (p[1] - my), p[2]]; };
+  const size = Math.max(1.2, Math.min(width, height) / 260);
   const order = [];
   for (let k = 0; k < part.count; k++) {
     const p = at(part.points[3 * k], part.points[3 * k + 1], part.points[3 * k + 2]);
@@ -137,7 +155,7 @@ function drawMatrix() {
     for (const [x, y, value] of [[i, j, pairs.matches[k]], [j, i, pairs.inliers[k]]]) {
       if (!value) continue;
       const share = heat(value);
-      pen.fillStyle = `hsl(${265 - 215 * share} 75% ${dark.matches ? 18 + 47 * share : 88 - 45 * share}%)`;
+      pen.fillStyle = `hsl(${200 + 40 * share ** 2} 70% ${dark.matches ? 14 + 60 * share ** 2 : 95 - 62 * share ** 2}%)`;
       pen.fillRect(x * cell, y * cell, Math.max(cell - (cell > 6 ? 1 : 0), 0.7), Math.max(cell - (cell > 6 ? 1 : 0), 0.7));
     }
   });
