@@ -98,7 +98,7 @@ def decade_axis(values: Sequence[float], label: str = "") -> Axis:
     high = max(math.ceil(max(values, default=1.0)), low + 1)
     stride = max(1, -(-(high - low) // 6))
     ticks = tuple((float(power), f"1e{power}") for power in range(low, high + 1, stride))
-    return Axis(low, high, ticks, label)
+    return Axis(float(low), float(high), ticks, label)
 
 
 def bar_chart(title: str, rows: Sequence[tuple[str, float, str]]) -> str:

@@ -95,12 +95,12 @@ def _residuals(residuals: Data) -> str:
     if not curves:
         return '<p class="empty">Nothing was adjusted, so there are no residuals.</p>'
     ticks = tuple((place, label) for place, label in residuals["ticks"])
-    x = Axis(0, len(curves[0]["density"]), ticks, "residual r [px at a long side of 1024]")
-    cdf = [_curve(item, list(enumerate(item["cumulative"]))) for item in curves]
+    x = Axis(0.0, float(len(curves[0]["density"])), ticks, "residual r [px at a long side of 1024]")
+    cdf = [_curve(item, [(float(number), f) for number, f in enumerate(item["cumulative"])]) for item in curves]
     pdf = [_curve(item, [(number + 0.5, p) for number, p in enumerate(item["density"])]) for item in curves]
-    percent = Axis(0, 1, tuple((value / 100, f"{value} %") for value in range(0, 101, 25)))
+    percent = Axis(0.0, 1.0, tuple((value / 100, f"{value} %") for value in range(0, 101, 25)))
     peak = round_axis([0.0, *(100 * p for item in curves for p in item["density"])])
-    shares = Axis(0, peak.high / 100, tuple((value / 100, f"{label} %") for value, label in peak.ticks))
+    shares = Axis(0.0, peak.high / 100, tuple((value / 100, f"{label} %") for value, label in peak.ticks))
     figures = _figure("CDF: share of residuals below r", cdf, x, percent, residuals["limit"])
     figures += _figure("PDF: share of residuals per bin", pdf, x, shares, residuals["limit"])
     keys = "".join(

@@ -80,7 +80,7 @@ def _sureness(report: Report) -> tuple[Tone, str]:
     share, error = _mean(shares), _mean(errors)
     all_there = len(placed) == len(report["images"])
     sharp = bool(errors) and error < SHARP_PX and all(item["polished"] for item in components)
-    facts = [f"{100 * share:.0f} % of the matches agree with the poses"] if len(shares) else []
+    facts = [f"{_percent(share)} of the matches agree with the poses"] if len(shares) else []
     facts += [f"points reproject to {error:.2f} px on average"] if errors else []
     turns = [_norm(row["sigma"]["rotation_deg"]) for row in placed if "sigma" in row]
     facts += [f"a typical camera direction is known to {np.median(turns):.2g}°"] if turns and any(turns) else []
@@ -234,8 +234,8 @@ def _skipped(report: Report) -> Iterator[Remark]:
 def _fine(report: Report) -> Iterator[Remark]:
     shares = _values(_registered(report), "inlier_share")
     if len(shares) and float(shares.min()) > SURE_SHARE and not _is_thin(report):
-        low, high = (np.floor(1000 * value) / 10 for value in (shares.min(), _mean(shares)))
-        yield Remark("good", f"Matches agree: {high:g} % on average, {low:g} % in the worst photograph.")
+        mean, worst = _percent(_mean(shares)), _percent(float(shares.min()))
+        yield Remark("good", f"Matches agree: {mean} on average, {worst} in the worst photograph.")
     for number, item in enumerate(polished_components(report)[:SHOWN_NAMES]):
         if item["polished"] and item["mean_error_px"] is not None and item["mean_error_px"] < SHARP_PX:
             yield Remark(
@@ -256,6 +256,11 @@ def _values(rows: Sequence[dict[str, Any]], key: str) -> np.ndarray:
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _percent(share: float) -> str:
+    """Rounded down: only all is 100 %."""
+    return f"{np.floor(1000 * share) / 10:g} %"
 
 
 def _norm(values: Sequence[float | None]) -> float:

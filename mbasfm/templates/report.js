@@ -37,7 +37,7 @@ const scene = data.scene.map(part => {
   return {...part, count, colors};
 });
 const fixed = {top: [0, Math.PI / 2], front: [0, 0], side: [Math.PI / 2, 0]};
-const free = {yaw: 0.5, pitch: 0.35, zoom: 1};
+const free = {yaw: 0.5, pitch: 0.35, zoom: 0.85};
 const LINES = [[0, 1], [0, 2], [0, 3], [0, 4], [1, 2], [2, 3], [3, 4], [4, 1]];
 function projector(yaw, pitch, width, height) {
   const cy = Math.cos(yaw), sy = Math.sin(yaw), cp = Math.cos(pitch), sp = Math.sin(pitch);
