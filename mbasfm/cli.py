@@ -37,7 +37,7 @@ class Sfm:
     photos: tyro.conf.Positional[Path]
     """Folder (searched through) or text file with one path per line."""
     output: Path
-    """Folder for sparse/0/*.bin, report.json and config.toml; made if it does not exist."""
+    """Folder for sparse/0/*.bin, report.html, report.json and config.toml; made if it does not exist."""
     preset: Preset = "default"
     """Where settings start from: fewer samples and tracks, or more."""
     config: Path | None = None
@@ -140,6 +140,7 @@ def _summarise(result: Reconstruction, output: Path, console: Console) -> None:
             f" mean error {model.compute_mean_reprojection_error():.2f} px",
             highlight=False,
         )
+    console.print(f"look at {output / 'report.html'}", highlight=False, soft_wrap=True)
 
 
 def show_models(options: Models) -> None:

@@ -176,7 +176,9 @@ def _focal(report: Report) -> Iterator[Remark]:
 
 def _depth(report: Report) -> Iterator[Remark]:
     errors = _values(_registered(report), "depth_error")
-    if str(report["settings"]["depth"]) == "flat" or any("flat" in note for note in report.get("notes", [])):
+    if str(report["settings"]["depth"]) == "flat" or any(
+        note.startswith("Took depth model flat") for note in report["notes"]
+    ):
         yield Remark(
             "fair",
             "No depth model was used; scale is arbitrary and small parallax is hard.",

@@ -127,6 +127,7 @@ def test_missing_photographs_are_named_with_reason_and_advice():
         (lambda r: r["stages"][0]["components"][0].update(polished=False, reason="lost"), "Polish was not used"),
         (lambda r: r["cameras"][0].update(focal_px=300.0), "0.30 times the long side"),
         (lambda r: r["settings"].update(depth="flat"), "No depth model"),
+        (lambda r: r["notes"].append("Took depth model flat, which knows nothing."), "No depth model"),
         (lambda r: [row.update(depth_error=0.4) for row in r["images"]], "off by about 40 %"),
         (lambda r: r["pairs"].update(inliers=[20, 30, 40]), "have 30 or fewer"),
         (lambda r: r["pairs"].update(used=[1, 1, 0]), "Only one pair each holds 1.jpg, 2.jpg"),
