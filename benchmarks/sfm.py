@@ -37,6 +37,8 @@ PSEUDO = ("ngp_fox", "saharov32", "imc_sacre_coeur10")
 CALIBRATED_ONLY = ("middlebury_dino48",)
 SENSOR = ("sevenscenes_redkitchen", "tum_fr1_xyz", "pi3_room8")
 MIXED_CAMERAS = ("imc_sacre_coeur10",)
+SAME_PLACE = ("strecha_fountain11", "strecha_entry10", "strecha_castle19")
+"""Sides of one castle: their photographs share hundreds of matches, so they are no strangers to each other."""
 BAG_SIZES = (3, 5, 10)
 MAPPING_STAGES = ("adjust", "depth check", "polish", "retry")
 CONTENT_STAGES = ("photos", "depth", "features", "pairs", "matching")
@@ -296,7 +298,8 @@ def unrelated_part(options: Options) -> None:
     everything = [load_scene(options.data / name) for name in INDEPENDENT + PSEUDO]
     rows = []
     for scene, work in scenes_of(options, INDEPENDENT + PSEUDO):
-        others = [other for other in everything if other.name != scene.name]
+        related = SAME_PLACE if scene.name in SAME_PLACE else (scene.name,)
+        others = [other for other in everything if other.name not in related]
         strangers = [other.folder / "images" / name for other in others for name in other.names[:3]]
         own = [scene.folder / "images" / name for name in scene.names]
         source = work / "list.txt"

@@ -11,6 +11,7 @@ from mbasfm.export import export_scene
 from mbasfm.metrics import pose_auc, pose_errors_deg
 from mbasfm.pipeline import reconstruct
 from mbasfm.reconstruction import Reconstruction
+from mbasfm.report import write_report
 from mbasfm.solve_lm import Step
 from mbasfm.types import Cameras, Fixed, Frames, Intrinsics, PoseGraph, Samples
 
@@ -49,6 +50,7 @@ __all__ = [
     "pose_auc",
     "pose_errors_deg",
     "reconstruct",
+    "write_report",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

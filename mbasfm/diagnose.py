@@ -57,11 +57,16 @@ def diagnose(cameras: Cameras, samples: Samples, stage: Stage) -> Diagnosis:
     return Diagnosis(inlier_shares(cameras, samples, stage), quantiles, noise.depth, noise.match_px)
 
 
+def inlier_limit_px(stage: Stage) -> float:
+    """Residuals below it are inliers after the stage [px at a long side of 1024]."""
+    return min(stage.tau_max, INLIER_PX)
+
+
 def inlier_shares(cameras: Cameras, samples: Samples, stage: Stage) -> Float[Tensor, " N"]:
     """Share of samples within tau_max (at most INLIER_PX), per frame, over all edges that touch it."""
     good = torch.zeros(cameras.num_frames, dtype=torch.float64)
     total = torch.zeros_like(good)
-    depth_error, limit = samples.data.new_full((), 0.1), min(stage.tau_max, INLIER_PX)
+    depth_error, limit = samples.data.new_full((), 0.1), inlier_limit_px(stage)
     for chunk, block in stream(cameras, samples, NO_INTRINSICS):
         if stage.residual == "split":
             parts = split(block, 1.0, depth_error.expand(len(block.raw), 1))
@@ -81,7 +86,7 @@ def find_stuck(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed) -
 
     Across a line, a share of 2 limit / image size agrees by chance; twice that is not yet a sign of life.
     """
-    chance = 2 * min(stage.tau_max, INLIER_PX) / REFERENCE_LONG_SIDE if stage.residual == "split" else 0.0
+    chance = 2 * inlier_limit_px(stage) / REFERENCE_LONG_SIDE if stage.residual == "split" else 0.0
     floor = max(MIN_INLIER_SHARE, 2 * chance)
     seen = torch.bincount(samples.edges.flatten(), minlength=cameras.num_frames) > 0
     return (inlier_shares(cameras, samples, stage) < floor) & seen & ~fixed.pose

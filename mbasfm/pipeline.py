@@ -23,6 +23,8 @@ from mbasfm.io.masks import with_masks
 from mbasfm.outputs import refuse_overwriting, write_scene
 from mbasfm.pairwise import verify_pairs
 from mbasfm.reconstruction import Reconstruction
+from mbasfm.record import Placed, Run, record
+from mbasfm.report import write_report
 from mbasfm.rotations import agree_with, average_rotations, rays_of
 from mbasfm.sampling import draw_samples
 from mbasfm.twoview import TwoView
@@ -51,15 +53,18 @@ def reconstruct(
     if output is not None:
         refuse_overwriting(Path(output), found, config.depth)
     content = infer(found, config, store, watch)
-    start, views = verify_pairs(content, config, store, watch)
-    views = build_graph(content, start, views, config, watch)
-    adjustment = place(content, start, views, config, watch)
+    start, verified = verify_pairs(content, config, store, watch)
+    views = build_graph(content, start, verified, config, watch)
+    placed = place(content, start, views, config, watch)
+    adjustment = None if placed is None else placed.adjustment
     views = check_against_depth(content, views, adjustment, watch)
     result = finish(content, start, views, adjustment, config, watch)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report.update(stages=watch.stages, notes=watch.notes)
+    result.report.update(record(Run(Path(photos), config, content, start, verified, placed), result))
     if output is not None:
         write_scene(result, content, Path(output), watch)
+        write_report(Path(output))
     return result
 
 
@@ -101,25 +106,26 @@ def build_graph(content: Content, start: Start, views: list[TwoView], config: Co
     return views
 
 
-def place(content: Content, start: Start, views: Sequence[TwoView], config: Config, watch: Watch) -> Adjustment | None:
+def place(content: Content, start: Start, views: Sequence[TwoView], config: Config, watch: Watch) -> Placed | None:
     """Initial cameras, then marginalized bundle adjustment; None where no pair could be verified."""
     if not views:
         return None
     with watch.stage("initialize") as facts:
-        starts, placed = initialize_cameras(
+        starts, has_pose = initialize_cameras(
             views, content.keypoints, start.intrinsics, content.is_disparity, config.tree
         )
         samples = draw_samples(views, content.keypoints, config.samples_per_edge, config.seed)
-        facts.update(placed=int(placed.sum()), edges=samples.num_edges, starts=len(starts))
+        facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
         watch.say("no verified match has depth, so there is nothing to adjust")
         return None
     with watch.stage("adjust") as facts:
-        adjustment = _adjust_best(starts, samples, start, config)
+        placed = _adjust_best(starts, samples, start, config)
+        adjustment = placed.adjustment
         facts.update(steps=len(adjustment.steps), registered=int(adjustment.registered.sum()))
         facts["score"] = _score(adjustment)
         facts["inlier_share"] = float(adjustment.diagnosis.inlier_share[adjustment.registered].mean())
-    return adjustment
+    return placed
 
 
 def check_against_depth(
@@ -134,7 +140,7 @@ def check_against_depth(
     return kept
 
 
-def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, config: Config) -> Adjustment:
+def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, config: Config) -> Placed:
     """Adjust every start and take the end with the best score."""
     stages = stages_of(config)
     if bool((start.is_exif | start.is_known).all()):
@@ -142,7 +148,8 @@ def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, conf
     fixed = replace(Fixed.build(len(start.is_known)), focal=start.is_known)
     # Small problems are faster on one core; on a busy machine by far.
     torch.set_num_threads(1 if samples.weight.numel() < MANY_SAMPLES else WORKERS)
-    return max((adjust(cameras, samples, stages, fixed) for cameras in starts), key=_score)
+    ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed)) for cameras in starts)
+    return max(ends, key=lambda placed: _score(placed.adjustment))
 
 
 def _score(adjustment: Adjustment) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mbasfm.errors import MissingExtraError
 from mbasfm.geometry import invert
+from mbasfm.pictures import depth_picture
 from mbasfm.scenery import Scene
 
 Axes = Any
@@ -107,17 +108,6 @@ def _draw_images(figure: Any, picture: Picture) -> None:
         axes.spines[:].set_visible(False)
     grid[0, 0].set_ylabel("photographs", fontsize=11)
     grid[1, 0].set_ylabel("simulated depth", fontsize=11)
-
-
-def depth_picture(depth: Float[Tensor, "H W"]) -> np.ndarray:
-    """Logarithm of the depth, spread over [0, 1] within the frame; what is infinitely far is 1."""
-    log_depth = depth.double().log()
-    finite = log_depth[log_depth.isfinite()]
-    if len(finite) == 0:
-        return np.ones(tuple(depth.shape))
-    low, high = np.quantile(finite.numpy(), (0.01, 0.99))
-    shade = (log_depth.clamp_max(high) - low) / max(high - low, 1e-9)
-    return shade.nan_to_num(nan=1.0).clamp(0, 1).numpy()
 
 
 def draw_cameras(

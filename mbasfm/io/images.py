@@ -73,9 +73,21 @@ def read_upright(path: Path) -> UInt8[np.ndarray, "H W 3"]:
     """RGB pixels with the orientation tag applied; 16-bit and grey images are brought to 8 bits and three channels."""
     with Image.open(path) as image:
         upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith(("I", "F")):
-            upright = _to_8_bit(upright)
-        return np.asarray(upright.convert("RGB"))
+        return np.asarray(_to_rgb(upright))
+
+
+def read_small(path: Path, long_side: int) -> UInt8[np.ndarray, "h w 3"]:
+    """An upright thumbnail; JPEG files are decoded no larger than needed."""
+    with Image.open(path) as image:
+        image.draft("RGB", (2 * long_side, 2 * long_side))
+        upright = ImageOps.exif_transpose(image)
+        small = _to_rgb(upright)
+        small.thumbnail((long_side, long_side))
+        return np.asarray(small)
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    return (_to_8_bit(image) if image.mode.startswith(("I", "F")) else image).convert("RGB")
 
 
 def is_upright(path: Path) -> bool:

@@ -1,0 +1,213 @@
+"""SCENE/report.html from a scene's folder alone: reads report.json, the models and the photographs."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pycolmap
+import torch
+from jaxtyping import Float64
+from PIL import Image
+
+from mbasfm.errors import InputError
+from mbasfm.infer import in_parallel
+from mbasfm.io.images import read_small
+from mbasfm.objective import distribution_from_counts
+from mbasfm.pictures import jpeg_text
+from mbasfm.record import HISTOGRAM
+from mbasfm.report_page import render_page
+from mbasfm.verdict import judge
+
+MAX_POINTS = 20_000
+"""In the page, over all components."""
+MAX_THUMBNAILS = 2000
+THUMBNAIL_SIDES_PX = ((60, 240), (300, 160), (MAX_THUMBNAILS, 112))
+"""Up to so many photographs, thumbnails have this long side."""
+RESIDUAL_TICKS_PX = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+UNITS = 1000
+"""The page's whole numbers per radius of the scene."""
+INNER_SHARE = 0.9
+"""Share of the points that must be in the picture; cameras always are."""
+OUTSIDE = 1.6
+"""Points further from the middle are left out [radii]."""
+
+
+def write_report(folder: Path | str) -> Path:
+    """Write report.html into a scene's folder; the same scene gives the same bytes."""
+    folder = Path(folder)
+    target = folder / "report.html"
+    target.write_text(render_page(page_data(folder)), encoding="utf-8")
+    return target
+
+
+def page_data(folder: Path) -> dict[str, Any]:
+    """Everything that the page shows, as plain values."""
+    try:
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{folder}: no report.json there; run `mba sfm` with --output {folder} first") from error
+    names = [row["name"] for row in report["images"]]
+    paths = sorted((folder / "sparse").glob("*/images.bin"), key=lambda path: int(path.parent.name))
+    models = [pycolmap.Reconstruction(path.parent) for path in paths]
+    return {
+        "title": Path(report["source"]).name,
+        "verdict": asdict(judge(report)),
+        "images": _image_rows(report, thumbnails(folder, Path(report["source"]), names)),
+        "scene": [component_view(model, _share_of(model, models)) for model in models],
+        "pairs": report["pairs"],
+        "residuals": residual_curves(report["residuals"]),
+        "steps": report["steps"],
+        "stages": report["stages"],
+        "cameras": report["cameras"],
+        "settings": report["settings"],
+        "notes": report["notes"],
+    }
+
+
+def _image_rows(report: dict[str, Any], pictures: Sequence[str | None]) -> list[dict[str, Any]]:
+    links = np.zeros(len(report["images"]), dtype=np.int64)
+    pairs = report["pairs"]
+    for i, j, used in zip(pairs["i"], pairs["j"], pairs["used"], strict=True):
+        links[[i, j]] += used
+    rows = []
+    for number, row in enumerate(report["images"]):
+        sigma = row.get("sigma") or {}
+        rows.append(
+            {
+                "name": row["name"],
+                "component": row["component"],
+                "reason": row["reason"],
+                "neighbours": int(links[number]),
+                "inlier_share": row.get("inlier_share"),
+                "depth_error": row.get("depth_error"),
+                "sigma_deg": _length(sigma.get("rotation_deg")),
+                "sigma_length": _length(sigma.get("translation")),
+                "picture": pictures[number],
+                "depth_picture": report["depth_pictures"][number],
+            }
+        )
+    return rows
+
+
+def _length(values: Sequence[float | None] | None) -> float | None:
+    known = [value for value in values or () if value is not None]
+    return float(np.linalg.norm(known)) if known else None
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Photographs
+
+
+def thumbnails(folder: Path, source: Path, names: Sequence[str]) -> list[str | None]:
+    """Small JPEG files as base64, from where the photographs were found or from SCENE/images; None if in neither."""
+    side = next((side for count, side in THUMBNAIL_SIDES_PX if len(names) <= count), None)
+    if side is None:
+        return [None] * len(names)
+    base = source if source.is_dir() else source.parent
+
+    def make(name: str) -> str | None:
+        for path in (base / name, folder / "images" / name):
+            try:
+                return jpeg_text(read_small(path, side))
+            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+                continue
+        return None
+
+    return list(in_parallel(make, names))
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Residuals
+
+
+def residual_curves(record: dict[str, Any]) -> dict[str, Any]:
+    """F at the borders of the bins, p of each bin, and the median of every recorded histogram."""
+    curves = []
+    for item in record["curves"]:
+        distribution = distribution_from_counts(HISTOGRAM, torch.tensor(item["counts"], dtype=torch.float64)[None])
+        curves.append(
+            {
+                "stage": item["stage"],
+                "part": item["part"],
+                "cumulative": distribution.cumulative()[0].tolist(),
+                "density": distribution.density()[0].tolist(),
+                "median_px": float(distribution.quantile(0.5)[0]),
+            }
+        )
+    places = HISTOGRAM.coordinate(torch.tensor([*RESIDUAL_TICKS_PX, record["inlier_px"]], dtype=torch.float64)).tolist()
+    ticks = [(place, f"{px:g}") for place, px in zip(places, RESIDUAL_TICKS_PX, strict=False)]
+    return {"ticks": ticks, "limit": places[-1], "curves": curves}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Cameras and points
+
+
+def _share_of(model: pycolmap.Reconstruction, models: Sequence[pycolmap.Reconstruction]) -> int:
+    """How many points of a component the page may hold."""
+    total = sum(item.num_points3D() for item in models)
+    return min(model.num_points3D(), MAX_POINTS * model.num_points3D() // max(total, 1))
+
+
+def component_view(model: pycolmap.Reconstruction, num_points: int) -> dict[str, Any]:
+    """Cameras and points of one component, upright and of radius 1, in whole thousandths.
+
+    x points right, y up and z back, for somebody who looks as the cameras do on average.
+    """
+    ids = sorted(model.points3D)
+    chosen = np.linspace(0, max(len(ids) - 1, 0), num_points).round().astype(np.int64)
+    points = np.array([model.points3D[ids[number]].xyz for number in chosen]).reshape(-1, 3)
+    colors = np.array([model.points3D[ids[number]].color for number in chosen], dtype=np.uint8).reshape(-1, 3)
+    images = [model.images[number] for number in sorted(model.images)]
+    world_from_cam = np.stack([image.cam_from_world().inverse().matrix() for image in images])
+    centers = world_from_cam[:, :, 3]
+    turn = upright(world_from_cam[:, :, :3])
+    middle = np.median(np.concatenate([points, centers]), axis=0)
+    distance = np.linalg.norm(points - middle, axis=1)
+    reach = float(np.quantile(distance, INNER_SHARE)) if len(distance) else 0.0
+    radius = max(reach, float(np.linalg.norm(centers - middle, axis=1).max()), 1e-12)
+    near = distance < OUTSIDE * radius
+    frusta = [_frustum(model.cameras[image.camera_id]) for image in images]
+    size = _frustum_size(centers, radius)
+    corners = size * np.stack(frusta) @ world_from_cam[:, :, :3].swapaxes(1, 2) + centers[:, None]
+
+    def whole(values: np.ndarray) -> np.ndarray:
+        return (UNITS * ((values - middle) @ turn.T) / radius).round().astype(np.int64)
+
+    return {
+        "points": whole(points[near]).flatten().tolist(),
+        "colors": colors[near].tobytes().hex(),
+        "frames": [image.image_id - 1 for image in images],
+        "frusta": whole(corners).reshape(len(images), -1).tolist(),
+    }
+
+
+def upright(world_from_cam: Float64[np.ndarray, "N 3 3"]) -> Float64[np.ndarray, "3 3"]:
+    """Rotation to axes right, up and back: up is the cameras' mean, back is against their mean direction."""
+    up = -world_from_cam[:, :, 1].mean(0)
+    up = -world_from_cam[0, :, 1] if np.linalg.norm(up) < 1e-3 else up / np.linalg.norm(up)
+    for forward in (world_from_cam[:, :, 2].mean(0), world_from_cam[0, :, 2], world_from_cam[0, :, 1]):
+        level = forward - (forward @ up) * up
+        if np.linalg.norm(level) > 0.05:
+            break
+    level = level / np.linalg.norm(level)
+    return np.stack([np.cross(level, up), up, -level])
+
+
+def _frustum(camera: pycolmap.Camera) -> Float64[np.ndarray, "5 3"]:
+    """Centre and corners of the image at depth 1."""
+    right, down = camera.width / camera.focal_length_x / 2, camera.height / camera.focal_length_y / 2
+    return np.array([[0, 0, 0], [-right, -down, 1], [right, -down, 1], [right, down, 1], [-right, down, 1]])
+
+
+def _frustum_size(centers: Float64[np.ndarray, "N 3"], radius: float) -> float:
+    """Half the way to the next camera, within limits that can be seen."""
+    count = min(len(centers), 200)
+    apart = np.linalg.norm(centers[:count, None] - centers[None], axis=-1)
+    apart[np.arange(count), np.arange(count)] = np.inf
+    next_one = apart.min(1)
+    typical = float(np.median(next_one)) if np.isfinite(next_one).all() else radius
+    return float(np.clip(0.5 * typical, 0.04 * radius, 0.15 * radius))

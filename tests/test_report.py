@@ -1,0 +1,310 @@
+"""The page of a scene: its words, its numbers, and that no file name can break it."""
+
+import json
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pycolmap
+import pytest
+import torch
+from made_up import make_lens, orbit, photograph, relief, true_cameras
+from PIL import Image
+from test_pipeline import FOCAL, settings, write_scene
+
+from mbasfm import reconstruct, write_report
+from mbasfm.charts import decade_axis, round_axis
+from mbasfm.errors import InputError
+from mbasfm.models.base import DepthEstimate
+from mbasfm.pictures import color_depth, depth_picture
+from mbasfm.record import HISTOGRAM, MAX_STEPS, sample_histograms, step_columns, track_errors_px
+from mbasfm.report import MAX_POINTS, component_view, page_data, residual_curves, thumbnails, upright
+from mbasfm.report_page import render_page, script_json
+from mbasfm.residuals import isotropic_residuals
+from mbasfm.solve_lm import Step
+from mbasfm.types import Samples
+from mbasfm.verdict import judge
+
+NASTY = "a<script>alert(1)</script>&\"'x.png"
+VOID = {"meta", "img", "input", "line", "rect", "circle", "br"}
+
+
+class Page(HTMLParser):
+    """Collects what a browser would; complains about elements that are not closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.text, self.data = [], [], [], "", ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, key, value) for key, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, key, value) for key, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] == ["script"]:
+            self.data = self.data or data
+        elif self.open[-1:] != ["style"]:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    write_scene(folder, parts=2, alone=1, num_frames=4)
+    result = reconstruct(folder / "images", folder / "scene", settings(folder, focal=FOCAL))
+    return folder, result
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nothing")
+    write_scene(folder, parts=0, alone=3)
+    reconstruct(folder / "images", folder / "scene", settings(folder))
+    return folder / "scene"
+
+
+def report_of(scene):
+    return json.loads((scene / "report.json").read_text())
+
+
+def fine_report():
+    """A report in which all is well."""
+    row = {"status": "registered", "component": 0, "reason": "", "inlier_share": 0.99, "depth_error": 0.05}
+    sigma = {"rotation_deg": [0.01, 0.0, 0.0], "translation": [0.1, 0.0, 0.0]}
+    part = {"images": 3, "points": 900, "mean_track_length": 2.9, "mean_error_px": 0.4, "polished": True, "reason": ""}
+    return {
+        "images": [{"name": f"{number}.jpg", "sigma": sigma, **row} for number in range(3)],
+        "stages": [{"name": "polish", "seconds": 1.0, "peak_memory_mb": 10.0, "components": [part]}],
+        "pairs": {"i": [0, 0, 1], "j": [1, 2, 2], "matches": [300] * 3, "inliers": [200] * 3, "used": [1] * 3},
+        "cameras": [{"images": 3, "width": 1000, "height": 800, "focal_from": "search", "focal_px": 1000.0}],
+        "settings": {"depth": "onnx:a.onnx", "matcher": "sift"},
+        "skipped": [],
+        "notes": [],
+    }
+
+
+def words(report):
+    verdict = judge(report)
+    return " ".join([verdict.headline, verdict.sureness, *(f"{r.text} {r.advice}" for r in verdict.remarks)])
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Words
+
+
+def test_a_fine_scene_is_called_fine():
+    verdict = judge(fine_report())
+    assert verdict.headline == "All 3 photographs were placed, in one component."
+    assert verdict.tone == "good" and "very likely right" in verdict.sureness and "0.01°" in verdict.sureness
+    assert {remark.tone for remark in verdict.remarks} == {"good"}
+
+
+def test_missing_photographs_are_named_with_reason_and_advice():
+    report = fine_report()
+    report["images"][2].update(component=-1, reason="no other photograph shares enough matches")
+    verdict = judge(report)
+    assert verdict.headline == "2 of 3 photographs were placed, in one component." and verdict.tone == "fair"
+    assert verdict.remarks[0].tone == "bad" and "2.jpg" in verdict.remarks[0].text
+    assert "--matcher sift+xfeat" in verdict.remarks[0].advice
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda r: r["images"][1].update(inlier_share=0.3), "1.jpg agree with the pose"),
+        (lambda r: r["stages"][0]["components"][0].update(polished=False, reason="lost"), "Polish was not used"),
+        (lambda r: r["cameras"][0].update(focal_px=300.0), "0.30 times the long side"),
+        (lambda r: r["settings"].update(depth="flat"), "No depth model"),
+        (lambda r: r["notes"].append("Took depth model flat, which knows nothing."), "No depth model"),
+        (lambda r: [row.update(depth_error=0.4) for row in r["images"]], "off by about 40 %"),
+        (lambda r: r["pairs"].update(inliers=[20, 30, 40]), "have 30 or fewer"),
+        (lambda r: r["pairs"].update(used=[1, 1, 0]), "Only one pair each holds 1.jpg, 2.jpg"),
+        (lambda r: r["skipped"].append({"name": "x.jpg", "reason": "empty"}), "x.jpg (empty)"),
+        (lambda r: r["stages"][0]["components"][0].update(points=12, polished=False), "should not be trusted"),
+    ],
+)
+def test_each_weakness_is_told(change, said):
+    report = fine_report()
+    assert said not in words(report)
+    change(report)
+    assert said in words(report)
+
+
+def test_a_given_focal_length_is_never_called_unusual():
+    report = fine_report()
+    report["cameras"][0].update(focal_px=300.0, focal_from="given")
+    assert "unusual" not in words(report)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Numbers
+
+
+def samples_of(made):
+    edges = torch.tensor([[0, 1], [1, 0], [1, 2]])
+    data = torch.rand(3, 50, 5, generator=torch.Generator().manual_seed(0)) * torch.tensor([1024.0, 768, 1024, 768, 5])
+    return Samples(edges, data + torch.tensor([0.0, 0, 0, 0, 1]), torch.full((3, 50), 0.5))
+
+
+def test_histograms_are_those_of_the_residuals():
+    scene = photograph(relief(50, 0), orbit(3), make_lens(FOCAL), 0)
+    cameras, samples = true_cameras(scene), samples_of(scene)
+    whole, across = sample_histograms(cameras, samples)
+    residuals = isotropic_residuals(cameras, samples).flatten().numpy()
+    inside, _ = np.histogram(residuals[residuals < 1000], HISTOGRAM.edges().numpy())
+    assert np.abs(whole[:-1].numpy() - 0.5 * inside).sum() <= 1.0  # a border may fall to either side
+    assert float(whole.sum()) == float(across.sum()) == 75.0
+    assert float(whole[-1]) == pytest.approx(0.5 * (residuals >= 1000).sum(), abs=0.5)
+    assert (across.cumsum(0) >= whole.cumsum(0) - 0.5).all()  # a part is never longer than the whole
+
+
+def test_curves_of_uniform_masses_are_straight():
+    counts = [1.0] * HISTOGRAM.num_bins + [float(HISTOGRAM.num_bins)]
+    record = {"inlier_px": 20.0, "curves": [{"stage": "start", "part": "whole", "counts": counts}]}
+    curve = residual_curves(record)["curves"][0]
+    assert curve["cumulative"] == pytest.approx(np.linspace(0, 0.5, HISTOGRAM.num_bins + 1))
+    assert curve["density"] == pytest.approx([0.5 / HISTOGRAM.num_bins] * HISTOGRAM.num_bins)
+    assert curve["median_px"] == pytest.approx(1000.0)
+
+
+def test_errors_of_tracks_are_those_of_the_model(made):
+    _, result = made
+    model = result.models[0]
+    errors = track_errors_px(model)  # images are 1024 wide, so pixels are reference pixels
+    assert len(errors) == model.compute_num_observations()
+    assert errors.mean() == pytest.approx(model.compute_mean_reprojection_error(), rel=0.2)
+
+
+def test_the_report_holds_every_stage_of_the_residuals(made):
+    report = report_of(made[0] / "scene")
+    stages = [(item["stage"], item["part"]) for item in report["residuals"]["curves"]]
+    assert stages == [(s, p) for s in ("start", "adjust") for p in ("whole", "across")] + [("polish", "tracks")]
+    assert all(len(item["counts"]) == HISTOGRAM.num_bins + 1 for item in report["residuals"]["curves"])
+    assert len(report["steps"]["loss"]) == next(s["steps"] for s in report["stages"] if s["name"] == "adjust")
+    assert report["cameras"][0]["focal_from"] == "given" and report["settings"]["focal"] == FOCAL
+
+
+def test_long_histories_are_thinned_with_both_ends():
+    steps = [("fine", Step(0.0, float(number), 0.0, 1.0, True)) for number in range(5000)]
+    columns = step_columns(steps)
+    assert len(columns["loss"]) == MAX_STEPS and (columns["loss"][0], columns["loss"][-1]) == (0.0, 4999.0)
+
+
+def test_axes_hold_their_values_between_round_numbers():
+    axis = round_axis([0.13, 0.87])
+    assert (axis.low, axis.high) == (0.0, 1.0) and axis.share(0.5) == pytest.approx(0.5)
+    assert round_axis([3.0]).low < 3.0 < round_axis([3.0]).high
+    assert [label for _, label in decade_axis([-2.5, 0.2]).ticks] == ["1e-3", "1e-2", "1e-1", "1e0", "1e1"]
+
+
+def test_disparity_and_depth_look_the_same():
+    depth = np.geomspace(1, 10, 48, dtype=np.float32).reshape(6, 8)
+    first = color_depth(DepthEstimate(depth, False, False), 8)
+    second = color_depth(DepthEstimate(1 / depth, True, False), 8)
+    assert np.abs(first.astype(int) - second).max() <= 2
+    assert first[0, 0].sum() > first[-1, -1].sum()  # near is light
+    assert (depth_picture(torch.full((2, 2), torch.inf)) == 1).all()
+
+
+def test_views_are_upright():
+    poses = orbit(5)
+    turn = upright(np.swapaxes(poses[:, :, :3], 1, 2))
+    assert turn @ turn.T == pytest.approx(np.eye(3)) and np.linalg.det(turn) == pytest.approx(1.0)
+    assert ((turn @ -poses[:, 1, :3].T)[1] > 0.9).all()  # the cameras' up is up
+    assert (turn @ poses[:, 2, :3].T)[2].mean() < -0.9  # and they look away from the viewer
+    down = np.array([[[1.0, 0, 0], [0, 0, 1], [0, -1, 0]]] * 2)
+    assert np.isfinite(upright(down)).all()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# The page
+
+
+def test_the_page_of_two_components_parses_and_names_everybody(made):
+    folder, result = made
+    text = (folder / "scene" / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert "8 of 9 photographs were placed, in 2 separate components." in page.text
+    assert "each has its own origin and scale" in page.text
+    assert all(name in page.text for name in result.frames.names)
+    data = json.loads(page.data)
+    assert [len(part["frames"]) for part in data["scene"]] == [4, 4]
+    assert len([tag for tag in page.tags if tag == "img"]) == 2 * 9
+    alternatives = [value for tag, key, value in page.attributes if (tag, key) == ("img", "alt")]
+    assert len(alternatives) == 2 * 9 and all(alternatives)
+
+
+def test_the_page_loads_nothing(made, nothing):
+    for scene in (made[0] / "scene", nothing):
+        text = (scene / "report.html").read_text(encoding="utf-8")
+        assert "http://" not in text and "https://" not in text and "@import" not in text
+        for _, key, value in Page(text).attributes:
+            assert key not in ("src", "href") or value.startswith(("data:", "#"))
+
+
+def test_the_same_folder_gives_the_same_bytes(made):
+    scene = made[0] / "scene"
+    before = (scene / "report.html").read_bytes()
+    assert write_report(scene) == scene / "report.html"
+    assert (scene / "report.html").read_bytes() == before
+
+
+def test_nothing_registered_gives_a_page_too(nothing):
+    page = Page((nothing / "report.html").read_text(encoding="utf-8"))
+    assert "None of the 3 photographs could be placed." in page.text
+    assert "no other photograph shares enough matches" in page.text and "no residuals" in page.text
+
+
+def test_names_cannot_become_elements(made):
+    data = page_data(made[0] / "scene")
+    plain = Page(render_page(data))
+    data["images"][0]["name"] = data["title"] = NASTY
+    data["images"][8]["reason"] = NASTY
+    data["notes"] = [NASTY]
+    data["settings"]["depth"] = NASTY
+    data["verdict"]["headline"] = data["verdict"]["remarks"][0]["text"] = NASTY
+    page = Page(render_page(data))
+    assert page.tags.count("script") == plain.tags.count("script") == 2
+    assert page.text.count(NASTY) >= 6
+    assert json.loads(page.data)["images"][0]["name"] == NASTY
+    assert "<" not in script_json([NASTY]) and ">" not in script_json([NASTY])
+
+
+def test_photographs_that_moved_are_found_in_the_scene_or_left_out(made, tmp_path):
+    folder, _ = made
+    shutil.copytree(folder / "images", tmp_path / "images")
+    found = thumbnails(tmp_path, tmp_path / "gone", ["0_0.png", "no.png"])
+    assert found[0] and found[1] is None
+
+
+def test_a_folder_without_report_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no report\.json"):
+        write_report(tmp_path)
+
+
+def test_large_scenes_stay_small(tmp_path):
+    options = pycolmap.SyntheticDatasetOptions()
+    options.num_rigs, options.num_cameras_per_rig, options.num_frames_per_rig = 1, 1, 4
+    options.num_points3D = 300
+    model = pycolmap.synthesize_dataset(options)
+    view = component_view(model, 100)
+    assert len(view["points"]) <= 300 and len(view["colors"]) == 2 * len(view["points"])
+    noise = np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)
+    (tmp_path / "images").mkdir()
+    Image.fromarray(noise).save(tmp_path / "images" / "noise.jpg")
+    pictures = thumbnails(tmp_path, tmp_path / "images", ["noise.jpg"] * 1000)
+    assert sum(map(len, pictures)) < 12e6  # noise is the worst that JPEG can meet
+    assert 36 * MAX_POINTS < 1e6
+    assert thumbnails(tmp_path, tmp_path / "images", ["noise.jpg"] * 2001) == [None] * 2001
