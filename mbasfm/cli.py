@@ -36,7 +36,7 @@ class Sfm:
     """Camera poses of a folder of photographs, as a COLMAP model and what trainers and viewers want beside it."""
 
     photos: tyro.conf.Positional[Path]
-    """Folder (searched through) or text file with one path per line."""
+    """Folder (searched through), text file with one path per line, or video."""
     output: Path
     """Folder for models, images, depth and all other files of the scene; made if it does not exist."""
     preset: Preset = "default"

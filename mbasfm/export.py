@@ -16,6 +16,7 @@ from mbasfm.io.images import is_upright, read_upright, write_image
 from mbasfm.io.nerfstudio import Companions, transforms
 from mbasfm.io.ply import write_ply
 from mbasfm.io.trajectory import tum_text
+from mbasfm.io.video import FRAMES_FOLDER, read_times
 from mbasfm.scene import Scene, read_model, read_scenes
 from mbasfm.undistort import is_distorted, undistort_image
 
@@ -114,7 +115,7 @@ def _ply(scene: Scene) -> list[Path]:
 
 def _tum(scene: Scene) -> list[Path]:
     path = scene.file("trajectory.tum")
-    path.write_text(tum_text(scene.views), encoding="utf-8")
+    path.write_text(tum_text(scene.views, read_times(scene.folder / FRAMES_FOLDER)), encoding="utf-8")
     return [path]
 
 

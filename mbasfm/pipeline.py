@@ -20,6 +20,7 @@ from mbasfm.initialize import initialize_cameras
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
 from mbasfm.io.masks import with_masks
+from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video
 from mbasfm.outputs import refuse_overwriting, write_scene
 from mbasfm.pairwise import verify_pairs
 from mbasfm.reconstruction import Reconstruction
@@ -43,13 +44,14 @@ def reconstruct(
     cache: Path | str | None = None,
     watch: Watch | None = None,
 ) -> Reconstruction:
-    """Camera poses of the photographs in a folder (or list file); written to ``output`` if given.
+    """Camera poses of the photographs in a folder (or list file), or of a video; written to ``output`` if given.
 
     What was computed per photograph and per pair is kept in ``cache`` (by default inside the output) and found again.
     """
     config, watch = config or Config(), watch or Watch()
     store = Cache(_cache_folder(output, cache))
-    found, skipped = _find(Path(photos), config.masks, watch)
+    source = _frames_of(Path(photos), output, watch) if is_video(Path(photos)) else Path(photos)
+    found, skipped = _find(source, config.masks, watch)
     if output is not None:
         refuse_overwriting(Path(output), found, config.depth)
     content = infer(found, config, store, watch)
@@ -61,7 +63,7 @@ def reconstruct(
     result = finish(content, start, views, adjustment, config, watch)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report.update(stages=watch.stages, notes=watch.notes)
-    result.report.update(record(Run(Path(photos), config, content, start, verified, placed), result))
+    result.report.update(record(Run(source, config, content, start, verified, placed), result))
     if output is not None:
         write_scene(result, content, Path(output), watch)
         write_report(Path(output))
@@ -72,6 +74,14 @@ def _cache_folder(output: Path | str | None, cache: Path | str | None) -> Path |
     if cache is not None:
         return Path(cache)
     return None if output is None else Path(output) / "cache"
+
+
+def _frames_of(video: Path, output: Path | str | None, watch: Watch) -> Path:
+    if output is None:
+        raise InputError(f"{video}: the frames of a video need a folder; give an output")
+    with watch.stage("video") as facts:
+        facts["frames"] = extract_frames(video, Path(output) / FRAMES_FOLDER)
+    return Path(output) / FRAMES_FOLDER
 
 
 def _find(source: Path, masks: str | None, watch: Watch) -> tuple[tuple[Photo, ...], Sequence[Any]]:

@@ -51,6 +51,7 @@ LAYERS = (
     "io.__init__",
     "io.images",
     "io.masks",
+    "io.video",
     "io.cache",
     "io.calibration",
     "io.lists",
