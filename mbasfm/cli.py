@@ -25,6 +25,8 @@ from mbasfm.reconstruction import Reconstruction
 from mbasfm.watch import Watch
 
 EXIT_ERROR = 2
+EXIT_NOTHING = 3
+"""No photograph could be placed."""
 EXIT_INTERRUPTED = 130
 CONFIG_NAME = "config.toml"
 BASE: ContextVar[Config] = ContextVar("settings that options change")
@@ -47,6 +49,12 @@ class Sfm:
     """Take the settings of the run that OUTPUT holds and go on where it stopped."""
     cache: Path | None = None
     """Where features, depth and matches are kept; by default inside OUTPUT."""
+    quiet: bool = False
+    """Print errors only."""
+    verbose: bool = False
+    """Print all facts of every stage."""
+    json: bool = False
+    """Print the summary as JSON on standard output."""
     settings: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=BASE.get)
 
 
@@ -77,8 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         command = _parse(arguments)
         if isinstance(command, Sfm):
-            run_sfm(command)
-        elif isinstance(command, Export):
+            return run_sfm(command)
+        if isinstance(command, Export):
             run_export(command)
         elif isinstance(command, Demo):
             run_demo(command)
@@ -130,16 +138,32 @@ def _value_of(arguments: Sequence[str], option: str) -> str | None:
     return None
 
 
-def run_sfm(command: Sfm) -> None:
-    """Reconstruct, write, and say what came out."""
+def run_sfm(command: Sfm) -> int:
+    """Reconstruct, write, and say what came out; returns the exit code."""
     try:
         command.output.mkdir(parents=True, exist_ok=True)
         write_config(command.output / CONFIG_NAME, command.settings)
     except OSError as error:
         raise ConfigError(f"{command.output}: cannot be written ({error}); choose another --output") from error
-    console = Console(stderr=True)
-    result = reconstruct(command.photos, command.output, command.settings, command.cache, Watch(console))
+    console = Console(stderr=True, quiet=command.quiet)
+    watch = Watch(console, command.verbose)
+    result = reconstruct(command.photos, command.output, command.settings, command.cache, watch)
     _summarise(result, command.output, console)
+    if command.json:
+        print(json.dumps(_summary(result, command.output), indent=1))
+    return 0 if bool(result.registered.any()) else EXIT_NOTHING
+
+
+def _summary(result: Reconstruction, output: Path) -> dict[str, Any]:
+    rows = result.report["images"]
+    return {
+        "output": str(output),
+        "photographs": len(rows),
+        "registered": int(result.registered.sum()),
+        "components": [model.num_images() for model in result.models],
+        "missing": {row["name"]: row["reason"] for row in rows if row["component"] < 0},
+        "seconds": sum(stage["seconds"] for stage in result.report["stages"]),
+    }
 
 
 def _summarise(result: Reconstruction, output: Path, console: Console) -> None:

@@ -1,6 +1,7 @@
 """The scene folder of a finished reconstruction: models, photographs, aligned depth, and what follows from them."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from mbasfm.types import Cameras
 from mbasfm.undistort import is_distorted, undistort_map
 from mbasfm.watch import Watch
 
+BYTES_PER_PHOTO = 8_000_000
+"""Features, matches, depth and points of one photograph, roughly."""
+
 
 def refuse_overwriting(folder: Path, photos: Sequence[Photo], depth: str) -> None:
     """Input must not lie where output will be written."""
@@ -36,6 +40,16 @@ def refuse_overwriting(folder: Path, photos: Sequence[Photo], depth: str) -> Non
     maps = Path(depth.removeprefix("files:").partition("?")[0]).resolve()
     if depth.startswith("files:") and maps in ((folder / "depth").resolve(), (folder / "depths").resolve()):
         raise InputError(f"{maps} is where aligned depth is written; move your maps or choose another --output")
+
+
+def check_room(folder: Path, photos: Sequence[Photo]) -> None:
+    """Fail before hours of work, not after, if the disk cannot hold the scene."""
+    folder.mkdir(parents=True, exist_ok=True)
+    needed = sum(2 * photo.path.stat().st_size + BYTES_PER_PHOTO for photo in photos)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        have, want = (f"{size / 1e9:.1f} GB" for size in (free, needed))
+        raise InputError(f"{folder}: the disk has {have} free, but the scene may need {want}; choose another --output")
 
 
 def write_scene(result: Reconstruction, content: Content, folder: Path, watch: Watch) -> None:

@@ -21,7 +21,7 @@ from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
 from mbasfm.io.masks import with_masks
 from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video
-from mbasfm.outputs import refuse_overwriting, write_scene
+from mbasfm.outputs import check_room, refuse_overwriting, write_scene
 from mbasfm.pairwise import verify_pairs
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.record import Placed, Run, record
@@ -54,6 +54,7 @@ def reconstruct(
     found, skipped = _find(source, config.masks, watch)
     if output is not None:
         refuse_overwriting(Path(output), found, config.depth)
+        check_room(Path(output), found)
     content = infer(found, config, store, watch)
     start, verified = verify_pairs(content, config, store, watch)
     views = build_graph(content, start, verified, config, watch)

@@ -10,13 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 Item = TypeVar("Item")
+SECONDS_BETWEEN_LINES = 15.0
+"""Of progress in a log."""
 
 
 class Watch:
-    """Records stages; shows them on a console if there is one."""
+    """Records stages; shows them on a console if there is one, in every detail if asked to."""
 
-    def __init__(self, console: Console | None = None):
-        self._console = console
+    def __init__(self, console: Console | None = None, verbose: bool = False):
+        self._console, self._verbose = console, verbose
         self.stages: list[dict[str, Any]] = []
         self.notes: list[str] = []
 
@@ -29,13 +31,17 @@ class Watch:
         seconds = time.perf_counter() - begin
         self.stages.append({"name": name, "seconds": seconds, "peak_memory_mb": peak_memory_mb(), **facts})
         if self._console is not None:
-            shown = ", ".join(f"{key} {_text(value)}" for key, value in facts.items())
+            told = {key: value for key, value in facts.items() if self._verbose or not isinstance(value, (list, dict))}
+            shown = ", ".join(f"{key} {_text(value)}" for key, value in told.items())
             self._console.print(f"[bold]{name:<11}[/] {seconds:7.1f} s  {shown}", highlight=False)
 
     def each(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-        """Pass items on, with a progress bar while they come."""
+        """Pass items on, with a progress bar while they come; a line now and then where it is no terminal."""
         if self._console is None:
             yield from items
+            return
+        if not self._console.is_terminal:
+            yield from self._each_with_lines(items, total, what)
             return
         columns = (
             TextColumn("{task.description}"),
@@ -46,6 +52,16 @@ class Watch:
         )
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield from progress.track(items, total=total, description=what)
+
+    def _each_with_lines(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+        assert self._console is not None
+        begin = last = time.perf_counter()
+        for number, item in enumerate(items, 1):
+            yield item
+            now = time.perf_counter()
+            if now - last > SECONDS_BETWEEN_LINES:
+                last, left = now, (now - begin) / number * (total - number)
+                self._console.print(f"{what} {number} of {total}, about {left:.0f} s left", highlight=False)
 
     def say(self, note: str) -> None:
         """A sentence that the user should see, now and in the report."""

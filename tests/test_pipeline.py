@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pycolmap
@@ -281,6 +283,33 @@ def test_bad_input_is_one_line_and_exit_code_2(made, tmp_path, capsys, arguments
     assert main(["sfm", *models, *given, "--output", str(tmp_path / "scene")]) == 2
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error
+
+
+def test_nothing_registered_is_exit_code_3_and_json_says_why(tmp_path, capsys):
+    write_scene(tmp_path, parts=0, alone=3)
+    arguments = ["sfm", str(tmp_path / "images"), "--output", str(tmp_path / "scene"), "--quiet", "--json"]
+    config = settings(tmp_path)
+    assert main([*arguments, "--matcher", config.matcher, "--depth", config.depth]) == 3
+    captured = capsys.readouterr()
+    summary = json.loads(captured.out)
+    assert summary["registered"] == 0 and summary["components"] == [] and captured.err == ""
+    assert set(summary["missing"]) == {f"alone_{number}.png" for number in range(3)} and all(
+        summary["missing"].values()
+    )
+    assert (tmp_path / "scene" / "report.html").is_file()
+
+
+def test_a_full_disk_and_a_file_in_the_way_are_found_before_any_work(made, tmp_path, capsys, monkeypatch):
+    folder, _, _ = made
+    config = settings(folder)
+    arguments = ["--matcher", config.matcher, "--depth", config.depth]
+    (tmp_path / "file").write_text("in the way")
+    assert main(["sfm", str(folder / "images"), "--output", str(tmp_path / "file"), *arguments]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    assert main(["sfm", str(folder / "images"), "--output", str(tmp_path / "scene"), *arguments]) == 2
+    assert "the disk has 0.0 GB free" in capsys.readouterr().err
+    assert not (tmp_path / "scene" / "cache").exists()
 
 
 def test_settings_survive_the_file_and_typos_get_a_suggestion(tmp_path):
