@@ -11,8 +11,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $(STAMP)
 
+# PHOTOS=folder takes your own photographs instead of made-up ones.
 demo: $(STAMP)
-	$(BIN)/mba demo --output demo
+	$(if $(PHOTOS),$(BIN)/mba sfm $(PHOTOS) --output demo/scene,$(BIN)/mba demo --output demo)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

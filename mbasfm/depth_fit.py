@@ -98,7 +98,8 @@ def depth_edges(depth: Float32[np.ndarray, "h w"], max_jump: float) -> Bool[np.n
     edge = ~np.isfinite(depth)
     for axis in (0, 1):
         near, far = (np.moveaxis(depth, axis, 0)[part] for part in (slice(None, -1), slice(1, None)))
-        smooth = np.abs(near - far) <= max_jump * np.minimum(near, far)  # NaN is not smooth
+        with np.errstate(invalid="ignore"):  # the sky is infinitely far; NaN is not smooth
+            smooth = np.abs(near - far) <= max_jump * np.minimum(near, far)
         view = np.moveaxis(edge, axis, 0)
         view[:-1] |= ~smooth
         view[1:] |= ~smooth
