@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from mbasfm.geometry import compose, invert, unproject
+from mbasfm.geometry import compose, invert, unit_rays
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints
 from mbasfm.twoview import GRID, MIN_INLIERS, TwoView
@@ -59,7 +59,10 @@ def _agrees(
     """Whether triangulation agrees with the depth of the first end; so do matches about which depth says nothing."""
     source, target = torch.from_numpy(ends).T
     pixels = [_gather([points.pixels for points in keypoints], *pair) for pair in zip(ends.T, matches.T, strict=True)]
-    rays = [_rays(*pair, cameras) for pair in zip(pixels, (source, target), strict=True)]
+    rays = [
+        unit_rays(torch.from_numpy(places).double(), cameras.intrinsics, frame)
+        for places, frame in zip(pixels, (source, target), strict=True)
+    ]
     expected = _inverse_depth(source, matches[:, 0], cameras, keypoints)
     relative = compose(cameras.cam_from_world[target], invert(cameras.cam_from_world[source]))
     turned = torch.einsum("mij,mj->mi", relative[:, :, :3], rays[0])
@@ -95,11 +98,6 @@ def _medians(
     middle = np.cumsum(members) - members + members // 2
     padded = np.append(ranked, np.zeros(1))
     return np.where(members >= min_count, padded[np.minimum(middle, len(ranked))], 0.0)[number]
-
-
-def _rays(pixels: np.ndarray, frame: Int64[Tensor, " M"], cameras: Cameras) -> Float64[Tensor, "M 3"]:
-    places = torch.from_numpy(pixels).double()
-    return unproject(places, torch.ones_like(places[:, 0]), cameras.intrinsics, frame)
 
 
 def _inverse_depth(

@@ -193,12 +193,17 @@ def pixel_rays(pixels: Float[Tensor, "*B 2"], intrinsics: Intrinsics, frame: Ten
     return undistort(distorted, intrinsics.distortion[frame].to(pixels))
 
 
+def unit_rays(pixels: Float[Tensor, "*B 2"], intrinsics: Intrinsics, frame: Tensor) -> Float[Tensor, "*B 3"]:
+    """Camera-frame points of pixels with z = 1."""
+    rays = pixel_rays(pixels, intrinsics, frame)
+    return torch.cat([rays, torch.ones_like(rays[..., :1])], -1)
+
+
 def unproject(
     pixels: Float[Tensor, "*B 2"], depth: Float[Tensor, "*B"], intrinsics: Intrinsics, frame: Tensor
 ) -> Float[Tensor, "*B 3"]:
     """Camera-frame points of pixels with z = depth."""
-    rays = pixel_rays(pixels, intrinsics, frame)
-    return torch.cat([rays, torch.ones_like(rays[..., :1])], -1) * depth[..., None]
+    return unit_rays(pixels, intrinsics, frame) * depth[..., None]
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, Int64
-from torch import Tensor
+from jaxtyping import Float32, Int64
 
-from mbasfm.geometry import compose, epipolar_lines, invert, unproject
+from mbasfm.geometry import compose, epipolar_lines, invert, unit_rays
 from mbasfm.models.nearest import mutual_nearest
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints
@@ -52,7 +51,10 @@ def _with_more(
     max_error_px: float,
 ) -> TwoView:
     ends = (view.i, view.j)
-    rays_i, rays_j = (_rays(keypoints[end].pixels[: len(descriptors[end])], end, cameras) for end in ends)
+    pixels = [torch.from_numpy(keypoints[end].pixels[: len(descriptors[end])]).double() for end in ends]
+    rays_i, rays_j = (
+        unit_rays(places, cameras.intrinsics, torch.tensor(end)) for places, end in zip(pixels, ends, strict=True)
+    )
     relative = compose(cameras.cam_from_world[view.j], invert(cameras.cam_from_world[view.i]))
     focal = cameras.intrinsics.focal[view.j].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[view.j].max()
     near = (epipolar_lines(rays_i, relative) * focal @ rays_j.T).abs() < max_error_px
@@ -64,8 +66,3 @@ def _join(old: Int64[np.ndarray, "A 2"], new: Int64[np.ndarray, "B 2"]) -> Int64
     """Old matches, and those new ones whose features have none yet."""
     taken = np.isin(new[:, 0], old[:, 0]) | np.isin(new[:, 1], old[:, 1])
     return np.concatenate([old, new[~taken]])
-
-
-def _rays(pixels: Float32[np.ndarray, "M 2"], frame: int, cameras: Cameras) -> Float64[Tensor, "M 3"]:
-    places = torch.from_numpy(pixels).double()
-    return unproject(places, torch.ones_like(places[:, 0]), cameras.intrinsics, torch.tensor(frame))

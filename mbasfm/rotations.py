@@ -14,7 +14,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
 from scipy.spatial.transform import Rotation
 
-from mbasfm.geometry import pixel_rays
+from mbasfm.geometry import unit_rays
 from mbasfm.sampling import Keypoints
 from mbasfm.twoview import TwoView
 from mbasfm.types import Intrinsics
@@ -33,11 +33,10 @@ SHORTEST, SLACK = 1e-2, 1e-3
 
 def rays_of(keypoints: Sequence[Keypoints], intrinsics: Intrinsics) -> list[Float64[np.ndarray, "_ 3"]]:
     """Undistorted rays (x/z, y/z, 1) of all keypoints of all frames."""
-    rays = []
-    for frame, points in enumerate(keypoints):
-        flat = pixel_rays(torch.from_numpy(points.pixels).double(), intrinsics, torch.tensor(frame)).numpy()
-        rays.append(np.column_stack([flat, np.ones(len(flat))]))
-    return rays
+    return [
+        unit_rays(torch.from_numpy(points.pixels).double(), intrinsics, torch.tensor(frame)).numpy()
+        for frame, points in enumerate(keypoints)
+    ]
 
 
 def average_rotations(views: Sequence[TwoView], num_frames: int) -> Float64[np.ndarray, "N 3 3"]:

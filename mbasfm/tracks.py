@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64, Int64, Integer
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from mbasfm.geometry import compose, epipolar_lines, invert, unproject
+from mbasfm.geometry import compose, epipolar_lines, invert, unit_rays
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints
 from mbasfm.twoview import TwoView
@@ -76,7 +76,7 @@ def held_out_error_px(
         rays = []
         for frame, index in zip((view.i, view.j), view.matches[chosen].T, strict=True):
             pixels = torch.from_numpy(keypoints[frame].pixels[index]).double()
-            rays.append(unproject(pixels, torch.ones_like(pixels[:, 0]), cameras.intrinsics, torch.tensor(frame)))
+            rays.append(unit_rays(pixels, cameras.intrinsics, torch.tensor(frame)))
         relative = compose(cameras.cam_from_world[view.j], invert(cameras.cam_from_world[view.i]))
         across = (epipolar_lines(rays[0], relative) * rays[1]).sum(-1).abs()
         focal = cameras.intrinsics.focal[view.j].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[view.j].max()
