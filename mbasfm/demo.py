@@ -118,8 +118,9 @@ def score(result: Reconstruction, truth: Cameras) -> dict[str, float]:
 
 def make_table(scores: Mapping[str, Mapping[str, float]], num_frames: int) -> Table:
     """One row per run."""
-    table = Table(title="pose error of pairs: area under the recall curve", title_justify="left", box=box.SIMPLE_HEAD)
-    for heading in ("", "AUC@1", "AUC@3", "AUC@5", "focal %", "placed", "adjust, polish s"):
+    title = "pose error of pairs: area under the recall curve; s: adjustment and polish"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for heading in ("", "AUC@1", "AUC@3", "AUC@5", "focal %", "placed", "s"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name, row in scores.items():
         table.add_row(
