@@ -55,7 +55,7 @@ def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) ->
         content = getattr(model, "content_of", lambda photo: "")(photo)
         arrays = cache.get(f"depth-2|{model.key}|{photo.digest}|{content}", partial(_estimate, photo, model))
         focal_px = None if np.isnan(arrays["focal_px"]) else float(arrays["focal_px"])
-        values = np.where(_counts_on_grid(photo, arrays["values"].shape), arrays["values"], np.float32(np.nan))
+        values = _masked(photo, arrays["values"])
         yield DepthEstimate(values, bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px)
 
 
@@ -64,10 +64,14 @@ def counts(photo: Photo, pixels: Float32[np.ndarray, "M 2"]) -> Bool[np.ndarray,
     return values_at(read_mask(photo), pixels / np.array([photo.width, photo.height], np.float32))
 
 
-def _counts_on_grid(photo: Photo, shape: tuple[int, ...]) -> Bool[np.ndarray, "h w"]:
-    across, down = (((np.arange(side) + 0.5) / side).astype(np.float32) for side in (shape[1], shape[0]))
+def _masked(photo: Photo, values: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
+    """Depth without what the photograph's mask says to ignore."""
+    if photo.mask is None:
+        return values
+    rows, columns = values.shape
+    across, down = (((np.arange(side) + 0.5) / side).astype(np.float32) for side in (columns, rows))
     places = np.stack(np.meshgrid(across, down), -1).reshape(-1, 2)
-    return values_at(read_mask(photo), places).reshape(shape)
+    return np.where(values_at(read_mask(photo), places).reshape(rows, columns), values, np.float32(np.nan))
 
 
 def _estimate(photo: Photo, model: DepthModel) -> dict[str, np.ndarray]:
