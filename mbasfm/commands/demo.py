@@ -53,6 +53,11 @@ class Demo:
     depth_error: float = 0.08
     """Relative error of the simulated depth, slowly varying over each image, besides a wrong scale and shift."""
 
+    def run(self) -> int:
+        """Photograph and reconstruct on the terminal."""
+        run_demo(self)
+        return 0
+
 
 def run_demo(demo: Demo, console: Console | None = None) -> None:
     """Take the photographs, reconstruct them in several ways, print a table and say where to look."""

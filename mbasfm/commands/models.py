@@ -1,0 +1,30 @@
+"""`mba models`: what can be plugged in."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mbasfm.models.registry import list_models
+
+
+@dataclass(frozen=True)
+class Models:
+    """List depth models and matchers with their licence and whether they can run now."""
+
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        """Print one line per installed model."""
+        rows = list_models()
+        if self.json:
+            print(json.dumps([asdict(row) for row in rows], indent=1))
+            return 0
+        table = Table("kind", "name", "licence", "can run now", box=box.SIMPLE_HEAD)
+        for row in rows:
+            table.add_row(row.kind, row.name, row.licence, row.missing or "yes")
+        Console().print(table)
+        return 0
