@@ -14,6 +14,7 @@ from mbasfm.commands.demo import Demo
 from mbasfm.commands.export import Export
 from mbasfm.commands.models import Models
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
+from mbasfm.commands.view import View
 from mbasfm.config import PRESETS, Config
 from mbasfm.errors import ConfigError, MBAError
 from mbasfm.io.settings import read_config
@@ -23,6 +24,7 @@ EXIT_INTERRUPTED = 130
 DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` prints the version."
 COMMANDS: dict[str, type] = {
     "sfm": Sfm,
+    "view": View,
     "export": Export,
     "demo": Demo,
     "models": Models,

@@ -42,6 +42,7 @@ MATHEMATICS = (
     "depth_fit",
     "fuse",
     "undistort",
+    "upright",
 )
 LAYERS = (
     *MATHEMATICS,
@@ -88,6 +89,10 @@ LAYERS = (
     "charts",
     "report_page",
     "report",
+    "viewing",
+    "nodes",
+    "panel",
+    "viewer",
     "pipeline",
     "__init__",
     "commands.__init__",
@@ -95,6 +100,7 @@ LAYERS = (
     "commands.export",
     "commands.models",
     "commands.sfm",
+    "commands.view",
     "cli",
     "__main__",
 )
