@@ -136,7 +136,7 @@ def missing_html(missing: tuple[tuple[str, str], ...]) -> str:
 def shot_html(shot: Shot | None) -> str:
     """Name and numbers of a photograph."""
     if shot is None:
-        return BLOCK.format('<span style="opacity:.7">Click a camera to see its photograph and numbers.</span>')
+        return BLOCK.format('<span style="opacity:.7">Click a photograph, or choose one, to see its numbers.</span>')
     rows = "".join(ROW.format(escape(name), escape(value)) for name, value in shot.facts)
     return BLOCK.format(f"<b>{escape(shot.name)}</b><table>{rows}</table>")
 
