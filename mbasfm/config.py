@@ -94,6 +94,10 @@ class Config:
     """Known intrinsics: COLMAP's cameras.txt or .bin, or JSON. They are held."""
     focal: float | None = None
     """Known focal length of all photographs [px]. It is held."""
+    init: str | None = None
+    """Poses to start from: a COLMAP model, transforms.json, or trajectory. Its intrinsics are a start, too."""
+    align: str | None = None
+    """World of the result: up (z up), gps (metres east, north, up), or a file of poses; by default that of init."""
     masks: str | None = None
     """Folder with masks, photo.jpg.png for photo.jpg, black = ignore; those beside the photographs are found anyway."""
     pairs: str = "auto"

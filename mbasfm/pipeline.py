@@ -14,6 +14,7 @@ from mbasfm.content import Content, infer
 from mbasfm.depth_check import drop_contradictions
 from mbasfm.errors import InputError
 from mbasfm.finish import finish
+from mbasfm.given import Given, read_given
 from mbasfm.graph import choose_answers, drop_inconsistent, find_components, select_edges
 from mbasfm.infer import WORKERS
 from mbasfm.initialize import initialize_cameras
@@ -31,10 +32,11 @@ from mbasfm.sampling import draw_samples
 from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Fixed, Samples
 from mbasfm.watch import Watch
+from mbasfm.world import align_world
 
 MANY_SAMPLES = 200_000
 EXIF_LOG_FOCAL = 0.05
-"""Standard deviation of the logarithm of a focal length from the metadata."""
+"""Standard deviation of the logarithm of a focal length from the metadata, or from the model to start from."""
 
 
 def reconstruct(
@@ -55,13 +57,15 @@ def reconstruct(
     if output is not None:
         refuse_overwriting(Path(output), found, config.depth)
         check_room(Path(output), found)
+    given = read_given(found, config)
     content = infer(found, config, store, watch)
     start, verified = verify_pairs(content, config, store, watch)
     views = build_graph(content, start, verified, config, watch)
-    placed = place(content, start, views, config, watch)
+    placed = place(content, start, views, given, config, watch)
     adjustment = None if placed is None else placed.adjustment
     views = check_against_depth(content, views, adjustment, watch)
     result = finish(content, start, views, adjustment, config, watch)
+    result = align_world(result, given.world, watch)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report.update(stages=watch.stages, notes=watch.notes)
     result.report.update(record(Run(source, config, content, start, verified, placed), result))
@@ -117,13 +121,15 @@ def build_graph(content: Content, start: Start, views: list[TwoView], config: Co
     return views
 
 
-def place(content: Content, start: Start, views: Sequence[TwoView], config: Config, watch: Watch) -> Placed | None:
+def place(
+    content: Content, start: Start, views: Sequence[TwoView], given: Given, config: Config, watch: Watch
+) -> Placed | None:
     """Initial cameras, then marginalized bundle adjustment; None where no pair could be verified."""
     if not views:
         return None
     with watch.stage("initialize") as facts:
         starts, has_pose = initialize_cameras(
-            views, content.keypoints, start.intrinsics, content.is_disparity, config.tree
+            views, content.keypoints, start.intrinsics, content.is_disparity, config.tree, given.poses
         )
         samples = draw_samples(views, content.keypoints, config.samples_per_edge, config.seed)
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
@@ -154,7 +160,7 @@ def check_against_depth(
 def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, config: Config) -> Placed:
     """Adjust every start and take the end with the best score."""
     stages = stages_of(config)
-    if bool((start.is_exif | start.is_known).all()):
+    if bool((start.is_exif | start.is_init | start.is_known).all()):
         stages = tuple(replace(s, priors=replace(s.priors, log_focal=EXIF_LOG_FOCAL)) for s in stages)
     fixed = replace(Fixed.build(len(start.is_known)), focal=start.is_known)
     # Small problems are faster on one core; on a busy machine by far.

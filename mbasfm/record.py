@@ -167,6 +167,8 @@ def camera_rows(content: Content, start: Start, cameras: Cameras) -> list[dict[s
             source = "given"
         elif bool(start.is_exif[frames[0]]):
             source = "metadata"
+        elif bool(start.is_init[frames[0]]):
+            source = "model to start from"
         else:
             source = "depth model" if any(content.depths[frame].focal_px for frame in frames) else "search"
         rows.append(

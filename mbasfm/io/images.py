@@ -42,6 +42,8 @@ class Photo:
     """SHA-256 of the file: the identity of the photograph in the cache."""
     mask: Path | None = None
     """Picture that is black where the photograph is to be ignored."""
+    gps: tuple[float, float, float | None] | None = None
+    """Latitude, longitude [deg] and altitude [m] from the metadata."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def _inspect(name: str, path: Path) -> Photo | SkippedFile:
     if exif.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):
         width, height = height, width
     digest = hashlib.sha256(content).hexdigest()
-    return Photo(name, path, width, height, exif_focal_px(exif, width, height), _device(exif), digest)
+    focal_px = exif_focal_px(exif, width, height)
+    return Photo(name, path, width, height, focal_px, _device(exif), digest, gps=exif_gps(exif))
 
 
 def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
@@ -182,13 +185,38 @@ def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
     return focal if 0.1 * max(width, height) < focal < 100 * max(width, height) else None
 
 
-def _number(value: object) -> float | None:
+def exif_gps(exif: Image.Exif) -> tuple[float, float, float | None] | None:
+    """Latitude, longitude [deg] and altitude [m], None where the metadata does not say or cannot be right."""
+    tags = exif.get_ifd(ExifTags.IFD.GPSInfo)
+    latitude = _degrees(tags.get(ExifTags.GPS.GPSLatitude), tags.get(ExifTags.GPS.GPSLatitudeRef), "S")
+    longitude = _degrees(tags.get(ExifTags.GPS.GPSLongitude), tags.get(ExifTags.GPS.GPSLongitudeRef), "W")
+    if latitude is None or longitude is None or abs(latitude) > 90 or abs(longitude) > 180:
+        return None
+    if latitude == 0 and longitude == 0:
+        return None  # what receivers write before they know
+    altitude = _number(tags.get(ExifTags.GPS.GPSAltitude), allow_zero=True)
+    below = tags.get(ExifTags.GPS.GPSAltitudeRef) in (1, b"\x01")
+    return latitude, longitude, -altitude if altitude is not None and below else altitude
+
+
+def _degrees(parts: object, reference: object, negative: str) -> float | None:
+    """From degrees, minutes and seconds."""
+    if not isinstance(parts, tuple | list) or len(parts) != 3:
+        return None
+    numbers = [_number(part, allow_zero=True) for part in parts]
+    if any(number is None for number in numbers):
+        return None
+    value = sum(number / unit for number, unit in zip(numbers, (1, 60, 3600), strict=True) if number is not None)
+    return -value if str(reference).strip("\0 ").upper() == negative else value
+
+
+def _number(value: object, allow_zero: bool = False) -> float | None:
     """A positive finite number, or None for anything else a camera may have written."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, ZeroDivisionError):
         return None
-    return number if math.isfinite(number) and number > 0 else None
+    return number if math.isfinite(number) and (number > 0 or allow_zero and number == 0) else None
 
 
 def _device(exif: Image.Exif) -> str:
