@@ -10,6 +10,7 @@ from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
 from mbasfm.export import export_scene
 from mbasfm.metrics import pose_auc, pose_errors_deg
 from mbasfm.pipeline import reconstruct
+from mbasfm.pose_priors import PosePriors
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.report import write_report
 from mbasfm.solve_lm import Step
@@ -37,6 +38,7 @@ __all__ = [
     "PAPER_STAGES",
     "PRESETS",
     "PoseGraph",
+    "PosePriors",
     "Priors",
     "Reconstruction",
     "SPLIT",

@@ -11,7 +11,7 @@ from torch import Tensor
 from mbasfm.geometry import apply_similarity, camera_centers, orthonormalize
 from mbasfm.types import Cameras
 
-MAX_TRIALS = 500
+MAX_TRIALS = 200
 """Subsets of cameras that are tried as a start; all of them where there are fewer."""
 ROUNDS = 20
 CAUCHY = 2.385
@@ -112,22 +112,35 @@ def robust_similarity(pairs: Pairs, seed: int = 0) -> tuple[Similarity, Float[Te
     Starts from the subset with the smallest median error, then iterates with Cauchy weights. Positions and axes count
     as much as their own errors allow: positions on a short path tell little about how a world is turned.
     """
-    count, size = len(pairs.source), 2 if pairs.source_axes is not None else 3
-    spread = (pairs.target - pairs.target.median(0).values).norm(dim=-1).median().clamp_min(TINY)
-    chosen = _subsets(count, size, seed)
-    trials = fit_similarity(pairs, chosen, AXES_SHARE * spread.square() * chosen)
-    best = int(errors_of(pairs, *trials)[0].median(-1).values.nan_to_num(nan=torch.inf).argmin())
-    scale, rigid = trials[0][best], trials[1][best]
+    spread = _spread(pairs)
+    start = start_similarity(pairs, torch.ones(len(pairs.source), dtype=torch.float64), seed)
+    scale, rigid = start.scale, start.rigid
     # The best of many subsets fits itself: few cameras have more noise than their median tells (P. Rousseeuw, 1984).
-    few = (1 + 5 / max(count - size, 1)) / MAD_3D
+    few = (1 + 5 / max(len(pairs.source) - _subset_size(pairs), 1)) / MAD_3D
     distance, angle = errors_of(pairs, scale, rigid)
     noise, turn_noise = (few * distance.median()).clamp_min(TINY * spread), (few * angle.median()).clamp_min(TINY)
-    weight = torch.ones(count, dtype=torch.float64)
     for _ in range(ROUNDS):
         distance, angle = errors_of(pairs, scale, rigid)
         weight = 1 / (1 + (distance / (CAUCHY * noise)).square() + (angle / (CAUCHY * turn_noise)).square())
         scale, rigid = fit_similarity(pairs, weight, weight * (noise / turn_noise).square() / 2)
     return Similarity(scale, rigid), weight
+
+
+def start_similarity(pairs: Pairs, sigma: Float[Tensor, " M"], seed: int = 0) -> Similarity:
+    """The similarity of the subset of cameras under which the median error, in sigmas, is smallest."""
+    chosen = _subsets(len(pairs.source), _subset_size(pairs), seed)
+    scale, rigid = fit_similarity(pairs, chosen, AXES_SHARE * _spread(pairs).square() * chosen)
+    errors = errors_of(pairs, scale, rigid)[0] / sigma
+    best = int(errors.median(-1).values.nan_to_num(nan=torch.inf).argmin())
+    return Similarity(scale[best], rigid[best])
+
+
+def _spread(pairs: Pairs) -> Float[Tensor, ""]:
+    return (pairs.target - pairs.target.median(0).values).norm(dim=-1).median().clamp_min(TINY)
+
+
+def _subset_size(pairs: Pairs) -> int:
+    return 2 if pairs.source_axes is not None else 3
 
 
 def errors_of(

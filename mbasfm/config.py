@@ -98,6 +98,12 @@ class Config:
     """Poses to start from: a COLMAP model, transforms.json, or trajectory. Its intrinsics are a start, too."""
     align: str | None = None
     """World of the result: up (z up), gps (metres east, north, up), or a file of poses; by default that of init."""
+    priors: str | None = None
+    """What is roughly known about poses: exif (GPS), a .csv or .json with positions, or a file of poses."""
+    prior_sigma_m: float | None = None
+    """Standard deviation of known positions [m] where the file says none; by default 5 for GPS, else 1."""
+    prior_sigma_deg: float = 5.0
+    """Standard deviation of known rotations [deg] where the file says none."""
     masks: str | None = None
     """Folder with masks, photo.jpg.png for photo.jpg, black = ignore; those beside the photographs are found anyway."""
     pairs: str = "auto"
@@ -129,6 +135,10 @@ class Config:
             raise ConfigError("give either cameras or focal, not both")
         if self.focal is not None and not self.focal > 0:
             raise ConfigError(f"focal must be positive, not {self.focal}")
+        if not min(self.prior_sigma_m or 1.0, self.prior_sigma_deg) > 0:
+            raise ConfigError("prior_sigma_m and prior_sigma_deg must be positive")
+        if self.priors is not None and self.solver == "adam":
+            raise ConfigError("the solver adam uses no priors; leave out --priors or --solver")
         if not 0 <= self.min_covisibility <= 1 or not 0 <= self.min_confidence < 1:
             raise ConfigError("min_covisibility and min_confidence must be shares between 0 and 1")
         if min(self.samples_per_edge, self.adam_steps, self.tracks_per_frame) < 1 or not self.max_error_px > 0:

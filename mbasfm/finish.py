@@ -15,6 +15,7 @@ from mbasfm.content import Content
 from mbasfm.graph import find_components, pose_graph
 from mbasfm.guided import match_along_lines
 from mbasfm.polish import Freedom, Polished, PolishSettings, polish, triangulate
+from mbasfm.pose_priors import PosePriors, anchor
 from mbasfm.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.retry import Second, place_by_points
 from mbasfm.twoview import TwoView
@@ -30,16 +31,19 @@ def finish(
     start: Start,
     views: Sequence[TwoView],
     adjustment: Adjustment | None,
+    priors: PosePriors | None,
     config: Config,
     watch: Watch,
 ) -> Reconstruction:
     """Polish every component, give left-out frames a second chance, and say what became of every photograph."""
     count = len(content.photos)
     reasons = _reasons(count, views, adjustment)
-    cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, content)
     kept = [view for view in views if not reasons[view.i] and not reasons[view.j]]
+    if adjustment is not None and priors is not None:
+        adjustment = anchored(adjustment, torch.from_numpy(find_components(kept, count)), priors)
+    cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, content)
     with watch.stage("polish") as facts:
-        finished, cameras = _finish_components(content, start, kept, cameras, config)
+        finished, cameras = _finish_components(content, start, kept, cameras, priors, config)
         facts["components"] = [_component_facts(item) for item in finished]
     with watch.stage("retry") as facts:
         added, cameras = _second_chances(content, finished, cameras)
@@ -51,7 +55,7 @@ def finish(
         facts["matches"] = sum(view.num_inliers for view in more) - sum(view.num_inliers for view in kept)
         if facts["matches"] and config.polish or added:
             kept = more
-            finished, cameras = _finish_components(content, start, kept, cameras, config)
+            finished, cameras = _finish_components(content, start, kept, cameras, priors, config)
             facts["components"] = [_component_facts(item) for item in finished]
     for item in finished:
         color_points(item.model, content.colors)
@@ -64,30 +68,52 @@ def finish(
 
 
 def _finish_components(
-    content: Content, start: Start, views: Sequence[TwoView], cameras: Cameras, config: Config
+    content: Content,
+    start: Start,
+    views: Sequence[TwoView],
+    cameras: Cameras,
+    priors: PosePriors | None,
+    config: Config,
 ) -> tuple[list[Polished], Cameras]:
     """Polish all components, largest first."""
     component = find_components(views, len(content.photos))
     finished: list[Polished] = []
     for number in range(int(component.max(initial=-1)) + 1):
         frames = np.flatnonzero(component == number).tolist()
-        finished.append(_finish_component(content, start, views, cameras, frames, config))
+        mine = None if priors is None else priors.of(torch.from_numpy(component == number))
+        finished.append(_finish_component(content, views, cameras, frames, _settings(start, frames, mine, config)))
         cameras = finished[-1].cameras
     return finished, cameras
 
 
-def _finish_component(
-    content: Content, start: Start, views: Sequence[TwoView], cameras: Cameras, frames: list[int], config: Config
-) -> Polished:
-    names = [photo.name for photo in content.photos]
+def _settings(start: Start, frames: list[int], priors: PosePriors | None, config: Config) -> PolishSettings | None:
+    """How to polish a component; None if that is switched off."""
     known = bool(start.is_known[frames].all())
     shared = bool((torch.bincount(start.intrinsics.group)[start.intrinsics.group[frames]] >= MANY_SHARE).all())
-    if config.polish:
-        freedom = Freedom(focal=not known, lens=not known and shared)
-        settings = PolishSettings(freedom, config.tracks_per_frame, config.seed)
+    freedom = Freedom(focal=not known, lens=not known and shared)
+    return PolishSettings(freedom, config.tracks_per_frame, config.seed, priors) if config.polish else None
+
+
+def _finish_component(
+    content: Content,
+    views: Sequence[TwoView],
+    cameras: Cameras,
+    frames: list[int],
+    settings: PolishSettings | None,
+) -> Polished:
+    names = [photo.name for photo in content.photos]
+    if settings is not None:
         return polish(names, frames, cameras, views, content.keypoints, settings)
     model = triangulate(names, frames, cameras, views, content.keypoints)
     return Polished(model, cameras, False, "switched off", (float("nan"), float("nan")))
+
+
+def anchored(adjustment: Adjustment, component: Int64[torch.Tensor, " N"], priors: PosePriors) -> Adjustment:
+    """An adjustment in the world of its priors."""
+    cameras, growth = anchor(adjustment.cameras, component, priors)
+    unit = torch.cat([torch.ones(len(growth), 3), growth[:, None].expand(-1, 3)], -1)
+    covariance = unit[:, :, None] * adjustment.pose_covariance * unit[:, None, :]
+    return replace(adjustment, cameras=cameras, pose_covariance=covariance)
 
 
 def _second_chances(content: Content, finished: Sequence[Polished], cameras: Cameras) -> tuple[list[Second], Cameras]:

@@ -24,6 +24,7 @@ from mbasfm.io.masks import with_masks
 from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video
 from mbasfm.outputs import check_room, refuse_overwriting, write_scene
 from mbasfm.pairwise import verify_pairs
+from mbasfm.pose_priors import PosePriors
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.record import Placed, Run, record
 from mbasfm.report import write_report
@@ -64,7 +65,7 @@ def reconstruct(
     placed = place(content, start, views, given, config, watch)
     adjustment = None if placed is None else placed.adjustment
     views = check_against_depth(content, views, adjustment, watch)
-    result = finish(content, start, views, adjustment, config, watch)
+    result = finish(content, start, views, adjustment, given.priors, config, watch)
     result = align_world(result, given.world, watch)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report.update(stages=watch.stages, notes=watch.notes)
@@ -137,7 +138,7 @@ def place(
         watch.say("no verified match has depth, so there is nothing to adjust")
         return None
     with watch.stage("adjust") as facts:
-        placed = _adjust_best(starts, samples, start, config)
+        placed = _adjust_best(starts, samples, start, given.priors, config)
         adjustment = placed.adjustment
         facts.update(steps=len(adjustment.steps), registered=int(adjustment.registered.sum()))
         facts["score"] = _score(adjustment)
@@ -157,7 +158,9 @@ def check_against_depth(
     return kept
 
 
-def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, config: Config) -> Placed:
+def _adjust_best(
+    starts: Sequence[Cameras], samples: Samples, start: Start, priors: PosePriors | None, config: Config
+) -> Placed:
     """Adjust every start and take the end with the best score."""
     stages = stages_of(config)
     if bool((start.is_exif | start.is_init | start.is_known).all()):
@@ -165,7 +168,7 @@ def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, conf
     fixed = replace(Fixed.build(len(start.is_known)), focal=start.is_known)
     # Small problems are faster on one core; on a busy machine by far.
     torch.set_num_threads(1 if samples.weight.numel() < MANY_SAMPLES else WORKERS)
-    ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed)) for cameras in starts)
+    ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed, pose_priors=priors)) for cameras in starts)
     return max(ends, key=lambda placed: _score(placed.adjustment))
 
 

@@ -11,6 +11,7 @@ import pycolmap
 import torch
 
 from mbasfm.geometry import rotation_angle
+from mbasfm.pose_priors import PosePriors, position_priors
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints
 from mbasfm.tracks import held_out_error_px, split_matches
@@ -74,6 +75,8 @@ class PolishSettings:
     tracks_per_frame: int = 1000
     """Bundle adjustment uses this many tracks of every frame, the longest."""
     seed: int = 0
+    priors: PosePriors | None = None
+    """In the world of the cameras. Positions count; rotations have counted in adjustment."""
 
 
 def camera_of(intrinsics: Intrinsics, frame: int, camera_id: int, freedom: Freedom) -> pycolmap.Camera:
@@ -139,9 +142,10 @@ class Mapper:
         views: Sequence[TwoView],
         matches: Sequence[np.ndarray],
         prior_focal: Mapping[int, float] | None = None,
+        priors: PosePriors | None = None,
     ):
         """``prior_focal``: of each camera, where its focal length is believed to be; by default where it is."""
-        self.model = model
+        self.model, self._priors = model, priors
         self._prior_focal = prior_focal or _focals(model)
         graph = pycolmap.CorrespondenceGraph()
         for image_id, image in model.images.items():
@@ -169,7 +173,7 @@ class Mapper:
         self._triangulator.complete_all_tracks(self._options)
         self._triangulator.merge_all_tracks(self._options)
 
-    def adjust(self, freedom: Freedom, loss_px: float, tolerance: float) -> pycolmap.CeresBundleAdjuster:
+    def adjust(self, freedom: Freedom, noise_px: float, tolerance: float) -> pycolmap.CeresBundleAdjuster:
         """Move cameras and points to the minimum of the robust reprojection error."""
         options = pycolmap.BundleAdjustmentOptions()
         options.refine_focal_length = freedom.focal
@@ -178,15 +182,19 @@ class Mapper:
         options.print_summary = False
         options.min_track_length = 2
         options.ceres.loss_function_type = pycolmap.LossFunctionType.CAUCHY
-        options.ceres.loss_function_scale = loss_px
+        options.ceres.loss_function_scale = LOSS_SIGMAS * noise_px
         options.ceres.auto_select_solver_type = True
         options.ceres.solver_options.function_tolerance = tolerance
         options.ceres.solver_options.num_threads = 1  # with more, sums come in another order each time
         config = pycolmap.BundleAdjustmentConfig()
         for image_id in self.model.images:
             config.add_image(image_id)
-        config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
-        adjuster = pycolmap.create_default_ceres_bundle_adjuster(options, config, self.model)
+        if self._priors is None:
+            config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+            adjuster = pycolmap.create_default_ceres_bundle_adjuster(options, config, self.model)
+        else:
+            how, positions = position_priors(self._priors, self.model, noise_px)
+            adjuster = pycolmap.create_pose_prior_ceres_bundle_adjuster(options, how, config, positions, self.model)
         adjuster.solve()
         return adjuster
 
@@ -202,16 +210,16 @@ class Mapper:
 
     def settle(self, freedom: Freedom, px: float) -> None:
         """Adjust and filter, first roughly, then at the scale of the noise that was found."""
-        self.adjust(Freedom(freedom.focal, False), px, ROUGH_TOLERANCE)
+        self.adjust(Freedom(freedom.focal, False), px / LOSS_SIGMAS, ROUGH_TOLERANCE)
         self.filter(MAX_ERROR_PX * px)
         for tolerance in FINE_TOLERANCES:
             noise = max(self.noise_px(), MIN_NOISE_PX * px)
-            adjuster = self.adjust(freedom, LOSS_SIGMAS * noise, tolerance)
+            adjuster = self.adjust(freedom, noise, tolerance)
             if freedom == HELD:
                 self.filter(max(4 * noise, px))
         if freedom != HELD:
             self.shrink(adjuster, freedom, noise)
-            self.adjust(HELD, LOSS_SIGMAS * noise, FINE_TOLERANCES[-1])
+            self.adjust(HELD, noise, FINE_TOLERANCES[-1])
             self.filter(max(4 * noise, px))
 
     def filter(self, max_error_px: float) -> None:
@@ -294,7 +302,7 @@ def polish(
     for _ in range(MAX_PASSES):
         model = build_model(names, frames, polished, keypoints, settings.freedom)
         prior_focal = prior_focal or _focals(model)
-        mapper = Mapper(model, mine, used, prior_focal)
+        mapper = Mapper(model, mine, used, prior_focal, settings.priors)
         mapper.triangulate()
         num_points = mapper.model.num_points3D()
         if num_points < MIN_POINTS:

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from mbasfm.alignment import Pairs, Similarity, find_up, is_line, robust_similarity, turn_to_z
 from mbasfm.geometry import camera_centers
 from mbasfm.given import World
+from mbasfm.pose_priors import PosePriors
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.watch import Watch
 
@@ -63,6 +64,8 @@ def _level(cam_from_world: Float[torch.Tensor, "M 3 4"]) -> _Fit:
 def _fit(cam_from_world: Float[torch.Tensor, "N 3 4"], chosen: Bool[torch.Tensor, " N"], world: World) -> _Fit | None:
     if world.frame == "up":
         return _level(cam_from_world[chosen])
+    if world.priors is not None:
+        return _to_priors(cam_from_world, world.priors.of(chosen))
     frames = [frame for frame in world.positions if chosen[frame]]
     if len(frames) < world.min_cameras:
         return None
@@ -74,9 +77,25 @@ def _fit(cam_from_world: Float[torch.Tensor, "N 3 4"], chosen: Bool[torch.Tensor
     if bool((pairs.source - pairs.source[0]).norm(dim=-1).max() == 0):
         return None
     new_from_old, weight = robust_similarity(pairs)
+    return _Fit(new_from_old, _facts(new_from_old, weight, pairs))
+
+
+def _to_priors(cam_from_world: Float[torch.Tensor, "N 3 4"], priors: PosePriors | None) -> _Fit | None:
+    if priors is None:
+        return None
+    new_from_old, weight = priors.similarity(cam_from_world)
+    pairs = priors.pairs(cam_from_world)
+    return _Fit(new_from_old, _facts(new_from_old, weight, pairs))
+
+
+def _facts(new_from_old: Similarity, weight: Float[torch.Tensor, " M"], pairs: Pairs) -> dict[str, Any]:
     error = (new_from_old.points(pairs.source) - pairs.target).norm(dim=-1)
-    facts = {"scale": float(new_from_old.scale), "images": len(frames), "agreeing": int((weight > AGREES).sum())}
-    return _Fit(new_from_old, facts | {"median_error": float(error.median())})
+    return {
+        "scale": float(new_from_old.scale),
+        "images": len(weight),
+        "agreeing": int((weight > AGREES).sum()),
+        "median_error": float(error.median()),
+    }
 
 
 def _with_up(
