@@ -10,15 +10,16 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from mbasfm.config import Config
-from mbasfm.errors import InputError
 from mbasfm.intrinsics import search_focal
 from mbasfm.io.calibration import KnownCamera, at_resolution, read_calibration
-from mbasfm.io.colmap import UNDISTORT
 from mbasfm.io.images import Photo
 from mbasfm.io.poses import read_poses
 from mbasfm.models.base import DepthEstimate
 from mbasfm.twoview import Lens, TwoView
 from mbasfm.types import Intrinsics
+
+NEARLY_SQUARE = 0.01
+"""Pixels are square, and rough intrinsics that say otherwise by less mean that too."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def known_intrinsics(photos: Sequence[Photo], config: Config, depths: Sequence[D
     exif = _per_camera([photo.exif_focal_px for photo in photos], group.numpy())
     seen = _per_camera([depth.focal_px for depth in depths] or [None] * len(photos), group.numpy())
     intrinsics = Intrinsics.pinhole(torch.from_numpy(np.where(np.isnan(seen), exif, seen)), sizes, group)
+    intrinsics = replace(intrinsics, is_fisheye=torch.full((len(photos),), config.lens == "fisheye"))
     is_held, is_init = (torch.tensor([photo.name in names for photo in photos]) for names in (held, init))
     for index, photo in enumerate(photos):
         if photo.name in held or photo.name in init:
@@ -57,11 +59,10 @@ def known_intrinsics(photos: Sequence[Photo], config: Config, depths: Sequence[D
 
 def _set(intrinsics: Intrinsics, index: int, camera: KnownCamera) -> None:
     """Write one camera into its row."""
-    if camera.is_fisheye:
-        raise InputError(f"fisheye lenses are not supported; {UNDISTORT}")
     intrinsics.focal[index] = torch.tensor(camera.focal, dtype=torch.float64)
     intrinsics.center[index] = torch.tensor(camera.center, dtype=torch.float64)
     intrinsics.distortion[index] = torch.tensor(camera.distortion, dtype=torch.float64)
+    intrinsics.fisheye[index] = camera.is_fisheye
 
 
 def _share(intrinsics: Intrinsics, chosen: Bool[torch.Tensor, " N"]) -> Bool[torch.Tensor, " N"]:
@@ -71,6 +72,10 @@ def _share(intrinsics: Intrinsics, chosen: Bool[torch.Tensor, " N"]) -> Bool[tor
         mine = intrinsics.group == number
         for values in (intrinsics.focal, intrinsics.center, intrinsics.distortion):
             values[mine] = values[mine & chosen].median(0).values
+        intrinsics.fisheye[mine] = intrinsics.fisheye[mine & chosen].all()
+        fx, fy = intrinsics.focal[mine][0].tolist()
+        if abs(fx / fy - 1) < NEARLY_SQUARE:
+            intrinsics.focal[mine] = (fx + fy) / 2
         found |= mine
     return found
 
@@ -131,7 +136,8 @@ def group_photos(photos: Sequence[Photo], grouping: str, known: dict[str, KnownC
 def lenses_of(intrinsics: Intrinsics) -> list[Lens]:
     """One lens per frame."""
     rows = zip(intrinsics.focal, intrinsics.center, intrinsics.distortion, intrinsics.sizes, strict=True)
-    return [Lens(*(value.numpy() for value in row)) for row in rows]
+    lenses = [Lens(*(value.numpy() for value in row)) for row in rows]
+    return [replace(lens, is_fisheye=f) for lens, f in zip(lenses, intrinsics.fisheye.tolist(), strict=True)]
 
 
 def with_searched_focal(start: Start, views: Sequence[TwoView]) -> Start:

@@ -76,6 +76,9 @@ SPLIT_STAGES = (SPLIT,)
 Objective = Literal["split", "paper"]
 Solver = Literal["lm", "adam"]
 Grouping = Literal["shared", "per-folder", "per-image"]
+LensKind = Literal["auto", "pinhole", "simple-radial", "radial", "opencv", "fisheye"]
+BENT: tuple[LensKind, ...] = ("simple-radial", "radial", "opencv", "fisheye")
+"""Lenses whose distortion is looked for from the start."""
 Tree = Literal["consistent", "paper"]
 Preset = Literal["fast", "default", "accurate"]
 
@@ -94,6 +97,8 @@ class Config:
     """Known intrinsics: COLMAP's cameras.txt or .bin, or JSON. They are held."""
     focal: float | None = None
     """Known focal length of all photographs [px]. It is held."""
+    lens: LensKind = "auto"
+    """Distortion of lenses that are not given: auto refines one radial term, the others fit that model or none."""
     init: str | None = None
     """Poses to start from: a COLMAP model, transforms.json, or trajectory. Its intrinsics are a start, too."""
     align: str | None = None

@@ -10,7 +10,7 @@ from jaxtyping import Int64
 
 from mbasfm.adjust import Adjustment
 from mbasfm.calibrate import Start, lenses_of
-from mbasfm.config import Config
+from mbasfm.config import BENT, Config
 from mbasfm.content import Content
 from mbasfm.graph import find_components, pose_graph
 from mbasfm.guided import match_along_lines
@@ -90,7 +90,8 @@ def _settings(start: Start, frames: list[int], priors: PosePriors | None, config
     """How to polish a component; None if that is switched off."""
     known = bool(start.is_known[frames].all())
     shared = bool((torch.bincount(start.intrinsics.group)[start.intrinsics.group[frames]] >= MANY_SHARE).all())
-    freedom = Freedom(focal=not known, lens=not known and shared)
+    lens = shared if config.lens == "auto" else config.lens in BENT
+    freedom = Freedom(focal=not known, lens=not known and lens, model=config.lens)
     return PolishSettings(freedom, config.tracks_per_frame, config.seed, priors) if config.polish else None
 
 

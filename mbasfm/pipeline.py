@@ -9,7 +9,7 @@ import torch
 
 from mbasfm.adjust import Adjustment, adjust
 from mbasfm.calibrate import Start
-from mbasfm.config import Config, stages_of
+from mbasfm.config import BENT, Config, stages_of
 from mbasfm.content import Content, infer
 from mbasfm.depth_check import drop_contradictions
 from mbasfm.errors import InputError
@@ -165,7 +165,8 @@ def _adjust_best(
     stages = stages_of(config)
     if bool((start.is_exif | start.is_init | start.is_known).all()):
         stages = tuple(replace(s, priors=replace(s.priors, log_focal=EXIF_LOG_FOCAL)) for s in stages)
-    fixed = replace(Fixed.build(len(start.is_known)), focal=start.is_known)
+    fixed = replace(Fixed.build(len(start.is_known), radial=config.lens not in BENT), focal=start.is_known)
+    fixed = replace(fixed, radial=fixed.radial | start.is_known)
     # Small problems are faster on one core; on a busy machine by far.
     torch.set_num_threads(1 if samples.weight.numel() < MANY_SAMPLES else WORKERS)
     ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed, pose_priors=priors)) for cameras in starts)

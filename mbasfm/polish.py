@@ -10,6 +10,7 @@ import numpy as np
 import pycolmap
 import torch
 
+from mbasfm.config import LensKind
 from mbasfm.geometry import rotation_angle
 from mbasfm.pose_priors import PosePriors, position_priors
 from mbasfm.residuals import REFERENCE_LONG_SIDE
@@ -61,7 +62,9 @@ class Freedom:
 
     focal: bool
     lens: bool
-    """Principal point and radial term, under a prior."""
+    """Principal point and distortion, under a prior."""
+    model: LensKind = "auto"
+    """Of lenses that may change: which distortion; auto is one radial term."""
 
 
 HELD = Freedom(False, False)
@@ -85,12 +88,17 @@ def camera_of(intrinsics: Intrinsics, frame: int, camera_id: int, freedom: Freed
     fx, fy = intrinsics.focal[frame].tolist()
     cx, cy = intrinsics.center[frame].tolist()
     lens = intrinsics.distortion[frame].tolist()
-    if any(lens[1:]):
+    square = fx == fy
+    if bool(intrinsics.fisheye[frame]):
+        model, params = "OPENCV_FISHEYE", [fx, fy, cx, cy, *lens]
+    elif any(lens[2:]) or freedom.lens and freedom.model == "opencv" or not square and (freedom.lens or any(lens)):
         model, params = "OPENCV", [fx, fy, cx, cy, *lens]
-    elif freedom.lens or lens[0]:
-        model, params = ("SIMPLE_RADIAL", [fx, cx, cy, lens[0]]) if fx == fy else ("OPENCV", [fx, fy, cx, cy, *lens])
+    elif lens[1] or freedom.lens and freedom.model == "radial":
+        model, params = "RADIAL", [fx, cx, cy, *lens[:2]]
+    elif lens[0] or freedom.lens:
+        model, params = "SIMPLE_RADIAL", [fx, cx, cy, lens[0]]
     else:
-        model, params = ("SIMPLE_PINHOLE", [fx, cx, cy]) if fx == fy else ("PINHOLE", [fx, fy, cx, cy])
+        model, params = ("SIMPLE_PINHOLE", [fx, cx, cy]) if square else ("PINHOLE", [fx, fy, cx, cy])
     return pycolmap.Camera(model=model, width=width, height=height, params=params, camera_id=camera_id)
 
 
@@ -210,7 +218,7 @@ class Mapper:
 
     def settle(self, freedom: Freedom, px: float) -> None:
         """Adjust and filter, first roughly, then at the scale of the noise that was found."""
-        self.adjust(Freedom(freedom.focal, False), px / LOSS_SIGMAS, ROUGH_TOLERANCE)
+        self.adjust(replace(freedom, lens=False), px / LOSS_SIGMAS, ROUGH_TOLERANCE)
         self.filter(MAX_ERROR_PX * px)
         for tolerance in FINE_TOLERANCES:
             noise = max(self.noise_px(), MIN_NOISE_PX * px)

@@ -13,6 +13,7 @@ MATHEMATICS = (
     "errors",
     "types",
     "config",
+    "fisheye",
     "geometry",
     "alignment",
     "pose_priors",
