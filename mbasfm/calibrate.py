@@ -110,11 +110,14 @@ def _start_calibration(photos: Sequence[Photo], config: Config) -> dict[str, Kno
         return {}
     rows = file.rows_of([photo.name for photo in photos])
     stored = {photo.name: file.cameras[rows[photo.name]] for photo in photos if photo.name in rows}
-    return {
+    found = {
         photo.name: at_resolution(camera, photo, file.path)
         for photo in photos
         if (camera := stored.get(photo.name)) is not None
     }
+    if config.lens == "pinhole":
+        return {name: replace(c, distortion=(0.0, 0.0, 0.0, 0.0), is_fisheye=False) for name, c in found.items()}
+    return found
 
 
 def group_photos(photos: Sequence[Photo], grouping: str, known: dict[str, KnownCamera]) -> list[int]:

@@ -62,6 +62,12 @@ def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:
 
     def write(name: str) -> Path:
         source, target = sources[name], scene.folder / "images" / name
+        if source.resolve() == target.resolve() and not target.is_symlink():
+            if is_distorted(cameras[name]) or not is_upright(source):
+                raise InputError(
+                    f"{source}: is the original itself and must be rewritten; move it out of {target.parent}"
+                )
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)  # it may be a link to the original
         if is_distorted(cameras[name]):
@@ -129,8 +135,10 @@ def _nerfstudio(scene: Scene) -> list[Path]:
     depths = [f"depth/{scene.stems[view.name]}.png" for view in scene.views]
     complete = len(scene.depths) == len(scene.views) and all((scene.folder / path).is_file() for path in depths)
     cloud = scene.file("points.ply")
+    masks = [scene.mask_file(view).relative_to(scene.folder).as_posix() for view in scene.views]
     files = Companions(
         images=[f"images/{view.name}" for view in scene.views],
+        masks=masks if all((scene.folder / path).is_file() for path in masks) else (),
         depths=depths if complete else (),
         depth_unit=depth_unit(list(scene.depths.values())) if complete else None,
         cloud=cloud.name if cloud.is_file() else None,

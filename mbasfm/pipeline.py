@@ -56,7 +56,7 @@ def reconstruct(
     source = _frames_of(Path(photos), output, watch) if is_video(Path(photos)) else Path(photos)
     found, skipped = _find(source, config.masks, watch)
     if output is not None:
-        refuse_overwriting(Path(output), found, config.depth)
+        refuse_overwriting(Path(output), found, config)
         check_room(Path(output), found)
     given = read_given(found, config)
     content = infer(found, config, store, watch)

@@ -47,6 +47,10 @@ class Scene:
         """Where the depth map of a view is, or would be."""
         return self.folder / "depth" / f"{self.stems[view.name]}.npz"
 
+    def mask_file(self, view: View) -> Path:
+        """Where the mask of a view is, or would be."""
+        return self.folder / "masks" / f"{view.name}.png"
+
     @cached_property
     def depths(self) -> dict[str, Float32[np.ndarray, "_ _"]]:
         """Depth maps by name, of those photographs that have one."""

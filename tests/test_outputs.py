@@ -13,6 +13,7 @@ from made_up import all_views, keypoints_with, make_lens, orbit, photograph, tru
 from PIL import ExifTags, Image
 
 from mbasfm.cli import main
+from mbasfm.config import Config
 from mbasfm.content import Content
 from mbasfm.errors import InputError
 from mbasfm.export import KINDS, export_scene
@@ -337,14 +338,27 @@ def test_what_is_not_a_scene_is_refused_in_one_line(tmp_path, capsys):
 def test_input_in_the_place_of_output_is_refused(tmp_path):
     Image.new("RGB", (80, 80)).save(tmp_path / "1.png")
     photos, _ = find_photos(tmp_path)
-    refuse_overwriting(tmp_path / "scene", photos, f"files:{tmp_path / 'depth'}")
+    refuse_overwriting(tmp_path / "scene", photos, Config(depth=f"files:{tmp_path / 'depth'}"))
     with pytest.raises(InputError, match="move your maps"):
-        refuse_overwriting(tmp_path, photos, f"files:{tmp_path / 'depth'}?disparity")
+        refuse_overwriting(tmp_path, photos, Config(depth=f"files:{tmp_path / 'depth'}?disparity"))
     (tmp_path / "images").mkdir()
     (tmp_path / "1.png").rename(tmp_path / "images" / "1.png")
     photos, _ = find_photos(tmp_path / "images")
-    with pytest.raises(InputError, match="input"):
-        refuse_overwriting(tmp_path, photos, "flat")
+    with pytest.raises(InputError, match="say --lens pinhole if they have no distortion, else move them to .*input"):
+        refuse_overwriting(tmp_path, photos, Config())
+    refuse_overwriting(tmp_path, photos, Config(lens="pinhole"))
+    refuse_overwriting(tmp_path, photos, Config(focal=80.0))
+    (tmp_path / "bent.json").write_text('{"focal": 80, "k1": 0.1}')
+    with pytest.raises(InputError, match="undistorted photographs are written"):
+        refuse_overwriting(tmp_path, photos, Config(cameras=str(tmp_path / "bent.json")))
+    above, _ = find_photos(tmp_path)  # named images/1.png, so it would be written to images/images/1.png
+    with pytest.raises(InputError, match="images/1.png lies in"):
+        refuse_overwriting(tmp_path, above, Config(lens="pinhole"))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (80, 90)).save(tmp_path / "images" / "1.png", exif=exif)
+    with pytest.raises(InputError, match="not stored upright"):
+        refuse_overwriting(tmp_path, photos, Config(lens="pinhole"))
 
 
 def test_keypoints_that_the_lens_cannot_have_seen_leave_the_image():
