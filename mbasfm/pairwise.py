@@ -17,7 +17,7 @@ from mbasfm.twoview import MIN_INLIERS, TwoView, inherit, pack, unpack, verify
 from mbasfm.types import Intrinsics
 from mbasfm.watch import Watch
 
-MANY_PAIRS = 12
+MANY_PAIRS = 8
 """So many pairs, those with most matches, judge a lens."""
 FISHEYE_FOCAL = 0.5
 """Where the search for a fisheye's focal length begins [long sides]."""

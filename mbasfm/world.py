@@ -1,5 +1,6 @@
 """The world of the result: held level, in metres on the earth, or that of another model."""
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +25,9 @@ def align_world(result: Reconstruction, world: World | None, watch: Watch) -> Re
     if world is None:
         return result
     rows, facts_of = [dict(row) for row in result.report["images"]], []
-    cameras = result.cameras
+    cameras, models = result.cameras, [copy.deepcopy(model) for model in result.models]
     with watch.stage("align") as facts:
-        for number, model in enumerate(result.models):
+        for number, model in enumerate(models):
             chosen = result.component == number
             fit = _fit(cameras.cam_from_world, chosen, world)
             facts_of.append({"component": number, "aligned": fit is not None} | (fit.facts if fit else {}))
@@ -38,11 +39,12 @@ def align_world(result: Reconstruction, world: World | None, watch: Watch) -> Re
             _scale_spreads(rows, number, float(fit.new_from_old.scale))
         facts["aligned"] = sum(row["aligned"] for row in facts_of)
     report = {"frame": world.frame, **world.facts, "components": facts_of}
-    return replace(result, cameras=cameras, report={**result.report, "images": rows, "world": report})
+    report = {**result.report, "images": rows, "world": report}
+    return replace(result, cameras=cameras, models=tuple(models), report=report)
 
 
 def move_model(model: pycolmap.Reconstruction, new_from_old: Similarity) -> None:
-    """Transform poses and points of a COLMAP model."""
+    """Transform poses and points of a COLMAP model, in place."""
     rotation = pycolmap.Rotation3d(new_from_old.rigid[:, :3].numpy())
     model.transform(pycolmap.Sim3d(float(new_from_old.scale), rotation, new_from_old.rigid[:, 3].numpy()))
 
