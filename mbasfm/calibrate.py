@@ -47,7 +47,7 @@ def known_intrinsics(photos: Sequence[Photo], config: Config, depths: Sequence[D
     exif = _per_camera([photo.exif_focal_px for photo in photos], group.numpy())
     seen = _per_camera([depth.focal_px for depth in depths] or [None] * len(photos), group.numpy())
     intrinsics = Intrinsics.pinhole(torch.from_numpy(np.where(np.isnan(seen), exif, seen)), sizes, group)
-    intrinsics = replace(intrinsics, is_fisheye=torch.full((len(photos),), config.lens == "fisheye"))
+    intrinsics.fisheye[:] = config.lens == "fisheye"
     is_held, is_init = (torch.tensor([photo.name in names for photo in photos]) for names in (held, init))
     for index, photo in enumerate(photos):
         if photo.name in held or photo.name in init:

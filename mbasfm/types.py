@@ -99,6 +99,7 @@ class Intrinsics:
             distortion=torch.zeros(len(focal), 4, dtype=torch.float64),
             sizes=sizes,
             group=group,
+            is_fisheye=torch.zeros(len(focal), dtype=torch.bool),
         )
 
 
