@@ -124,6 +124,7 @@ def _component_facts(item: Polished) -> dict[str, Any]:
         "polished": item.used,
         "reason": item.reason,
         "held_out_px": list(item.held_out_px),
+        "used_depth": item.used_depth,
     }
 
 

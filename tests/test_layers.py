@@ -36,6 +36,7 @@ MATHEMATICS = (
     "rotations",
     "initialize",
     "tracks",
+    "depth_terms",
     "polish",
     "retry",
     "depth_check",
