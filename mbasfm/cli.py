@@ -2,6 +2,7 @@
 
 import operator
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -37,10 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"mba {__version__}")
         return 0
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # of metadata that it leaves out
     try:
         return int(_parse(arguments).run())
     except MBAError as error:
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except OSError as error:
+        print(f"error: {error}; what was computed so far is kept and found again", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("stopped; run the same command again, or with --resume, to go on from here", file=sys.stderr)

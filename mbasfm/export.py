@@ -10,14 +10,16 @@ import pycolmap
 
 from mbasfm.errors import InputError
 from mbasfm.infer import in_parallel
+from mbasfm.io.colmap_model import read_model
 from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, inverse_scale, write_16_bit
 from mbasfm.io.glb import glb_bytes
 from mbasfm.io.images import is_upright, read_upright, write_image
 from mbasfm.io.nerfstudio import Companions, transforms
+from mbasfm.io.plain import read_json
 from mbasfm.io.ply import write_ply
 from mbasfm.io.trajectory import tum_text
 from mbasfm.io.video import FRAMES_FOLDER, read_times
-from mbasfm.scene import Scene, read_model, read_scenes
+from mbasfm.scene import Scene, read_scenes
 from mbasfm.undistort import is_distorted, undistort_image
 
 Kind = Literal["images", "depth", "ply", "tum", "glb", "nerfstudio"]
@@ -47,13 +49,21 @@ def _missing_images(scene: Scene) -> list[Path]:
     if not missing:
         return []
     report = scene.folder / "report.json"
-    rows = json.loads(report.read_text(encoding="utf-8"))["images"] if report.is_file() else []
-    sources = {row["name"]: Path(row["source"]) for row in rows}
+    sources = _sources(report) if report.is_file() else {}
     for name in missing:
         if name not in sources or not sources[name].is_file():
             where = f"; {sources[name]} does not exist" if name in sources else ""
             raise InputError(f"images/{name}: missing, and so is its original{where}; put it back or run mba sfm again")
     return write_images(scene, {name: sources[name] for name in missing})
+
+
+def _sources(report: Path) -> dict[str, Path]:
+    """Where the photographs were, by name."""
+    content = read_json(report)
+    try:
+        return {row["name"]: Path(row["source"]) for row in content["images"]}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{report}: does not say where the photographs were; run mba sfm again") from error
 
 
 def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:

@@ -1,6 +1,5 @@
 """SCENE/report.html from a scene's folder alone: reads report.json, the models and the photographs."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,9 @@ from jaxtyping import Float64
 
 from mbasfm.errors import InputError
 from mbasfm.infer import in_parallel
+from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import read_first_small
+from mbasfm.io.plain import read_json
 from mbasfm.objective import distribution_from_counts
 from mbasfm.pictures import jpeg_text
 from mbasfm.record import HISTOGRAM
@@ -35,18 +36,22 @@ OUTSIDE = 1.6
 
 def write_report(folder: Path | str) -> Path:
     """Write report.html into a scene's folder; the same scene gives the same bytes."""
-    folder = Path(folder)
-    target = folder / "report.html"
-    target.write_text(render_page(page_data(folder)), encoding="utf-8")
+    target = Path(folder) / "report.html"
+    report = read_report(Path(folder))
+    try:
+        page = render_page(page_data(Path(folder), report))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        what = f"{type(error).__name__} {error}".split("\n")[0]
+        raise InputError(f"{folder}/report.json: damaged, or of another version ({what}); run mba sfm again") from error
+    target.write_text(page, encoding="utf-8")
     return target
 
 
-def page_data(folder: Path) -> dict[str, Any]:
+def page_data(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
     """Everything that the page shows, as plain values."""
-    report = read_report(folder)
     names = [row["name"] for row in report["images"]]
     paths = sorted((folder / "sparse").glob("*/images.bin"), key=lambda path: int(path.parent.name))
-    models = [pycolmap.Reconstruction(path.parent) for path in paths]
+    models = [read_model(path.parent) for path in paths]
     return {
         "title": Path(report["source"]).name,
         "verdict": asdict(judge(report)),
@@ -65,12 +70,12 @@ def page_data(folder: Path) -> dict[str, Any]:
 def read_report(folder: Path) -> dict[str, Any]:
     """report.json of a scene."""
     path = folder / "report.json"
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"{folder}: no report.json there; run `mba sfm` with --output {folder} first") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); run `mba sfm` again") from error
+    if not path.is_file():
+        raise InputError(f"{folder}: no report.json there; run `mba sfm` with --output {folder} first")
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: damaged, or of another version; run mba sfm again")
+    return content
 
 
 def image_rows(report: dict[str, Any], pictures: Sequence[str | None]) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from jaxtyping import Float32, Int64
 from mbasfm.errors import InputError
 from mbasfm.fuse import Cloud, View, confirmed_points, neighbours_of, shared_points
 from mbasfm.infer import in_parallel, values_at
+from mbasfm.io.colmap_model import read_model
 from mbasfm.io.depth_maps import read_depth, stems_of
 from mbasfm.io.images import read_upright
 from mbasfm.undistort import is_distorted
@@ -87,14 +88,6 @@ def read_scenes(folder: Path) -> tuple[Scene, ...]:
     models = [read_model(sparse / str(number)) for number in numbers]
     stems = stems_of(image.name for model in models for image in model.images.values())
     return tuple(_scene(folder, number, model, stems) for number, model in zip(numbers, models, strict=True))
-
-
-def read_model(path: Path) -> pycolmap.Reconstruction:
-    """A COLMAP model, or an error that names its folder."""
-    try:
-        return pycolmap.Reconstruction(path)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise InputError(f"{path}: cannot be read as a COLMAP model ({error}); run mba sfm again") from error
 
 
 def _scene(folder: Path, number: int, model: pycolmap.Reconstruction, stems: Mapping[str, str]) -> Scene:

@@ -4,7 +4,6 @@ All have the first pixel's centre at (0.5, 0.5), as everywhere here. Photographs
 that lies on its side belong to another picture.
 """
 
-import json
 import math
 import struct
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import TypeVar
 
 from mbasfm.errors import InputError
 from mbasfm.io.images import Photo
+from mbasfm.io.plain import read_json
 
 Value = TypeVar("Value")
 
@@ -49,6 +49,8 @@ IMAGE_RECORD = struct.Struct("<I7dI")
 """Number, pose, camera; then the name up to a zero byte, and the points."""
 COUNT = struct.Struct("<Q")
 POINT_BYTES = 24
+LARGEST = 1e9
+"""No size, focal length or distortion of a camera comes near."""
 MAX_ASPECT_CHANGE = 0.01
 JSON_KEYS = ("fx", "fy", "cx", "cy", "k1", "k2", "p1", "p2", "width", "height")
 HIGHER_DISTORTION = ("k3", "k4", "k5", "k6")
@@ -130,7 +132,7 @@ def _at_resolution(stored: _Stored, photo: Photo, path: Path) -> KnownCamera:
 def _stored(values: Mapping[str, float], place: str, camera_id: str = "") -> _Stored:
     """From named numbers. ``f`` is both focal lengths; what is not distorted needs no distortion."""
     focal = tuple(values.get(key, values.get("f", math.nan)) for key in ("fx", "fy"))
-    if not (focal[0] > 0 and focal[1] > 0 and all(math.isfinite(value) for value in values.values())):
+    if not (focal[0] > 0 and focal[1] > 0 and all(abs(value) < LARGEST for value in values.values())):
         raise InputError(f"{place}: needs finite numbers and positive focal lengths in px, but has {dict(values)}")
     for names in (("cx", "cy"), ("width", "height")):
         if (names[0] in values) != (names[1] in values):
@@ -166,10 +168,7 @@ def _by_name(entries: Mapping[str, Value], photos: Sequence[Photo], path: Path) 
 
 
 def _from_json(path: Path, photos: Sequence[Photo]) -> dict[str, _Stored]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    content = read_json(path)
     images = content.get("images") if isinstance(content, dict) else None
     if images is None:
         stored = replace(_from_json_entry(content, str(path)), camera_id="1")
@@ -199,7 +198,7 @@ def _from_json_entry(entry: object, place: str) -> _Stored:
         raise InputError(f"{place}: no focal length; give fx, fy, cx, cy (and k1, k2, p1, p2), or focal, in px")
     known = {"f": entry["focal" if "focal" in entry else "fx"]} | {key: entry[key] for key in JSON_KEYS if key in entry}
     for key, value in known.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > LARGEST:
             raise InputError(f"{place}: {key} must be a number, not {value!r}")
     return _stored({key: float(value) for key, value in known.items()}, place)
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float32, UInt16
 
 from mbasfm.errors import InputError
+from mbasfm.io.arrays import read_arrays
 
 LARGEST = 65535
 STEPS = 65536
@@ -38,11 +39,10 @@ def write_depth(path: Path, depth: Float32[np.ndarray, "h w"]) -> None:
 
 def read_depth(path: Path) -> Float32[np.ndarray, "h w"]:
     """What ``write_depth`` wrote."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return archive["depth"].astype(np.float32)
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise InputError(f"{path}: not a depth map of this program ({error}); run mba sfm again") from error
+    depth = read_arrays(path).get("depth")
+    if depth is None or depth.ndim != 2 or depth.size == 0 or depth.dtype != np.float32:
+        raise InputError(f"{path}: not a depth map of this program; run mba sfm again")
+    return depth
 
 
 def depth_unit(depths: Sequence[Float32[np.ndarray, "_ _"]]) -> float:

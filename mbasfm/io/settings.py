@@ -16,6 +16,10 @@ else:
     import tomli as tomllib
 
 
+LARGEST = 1e300
+"""Whole numbers may be larger than what a float holds."""
+
+
 def read_config(path: Path, base: Config) -> Config:
     """The base with what the file says; unknown keys and values of the wrong type are refused."""
     try:
@@ -44,7 +48,7 @@ def write_config(path: Path, config: Config) -> None:
 
 def _fits(value: Any, kind: Any) -> bool:
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
     if isinstance(kind, type):
         return type(value) is kind
     options = get_args(kind)
