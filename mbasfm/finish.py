@@ -19,6 +19,7 @@ from mbasfm.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.retry import Second, place_by_points
 from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Frames
+from mbasfm.verdict import has_parallax
 from mbasfm.watch import Watch
 
 MANY_SHARE = 4
@@ -59,8 +60,25 @@ def finish(
     frames = Frames(tuple(photo.name for photo in content.photos), start.intrinsics.sizes, start.intrinsics.group)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
     report = {"images": _image_rows(content, component, reasons, adjustment)}
+    _tell(report["images"], len(finished), watch)
     models = tuple(item.model for item in finished)
     return Reconstruction(frames, pose_graph(kept), cameras, registered, numbers, models, report)
+
+
+def _tell(rows: Sequence[dict[str, Any]], num_components: int, watch: Watch) -> None:
+    """What somebody should know who does not look at the report."""
+    if num_components > 1:
+        watch.say(
+            f"The photographs fall into {num_components} groups that nothing connects: sparse/0, the largest, to"
+            f" sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
+        )
+    for number in range(num_components):
+        members = [row for row in rows if row["component"] == number]
+        if not has_parallax(members):
+            watch.say(
+                f"There is no parallax in component {number}: the camera turned but did not move. Directions of its"
+                f" {len(members)} cameras can be trusted, distances and points cannot."
+            )
 
 
 def _finish_components(
@@ -164,6 +182,7 @@ def _image_rows(
         if adjustment is not None and component[frame] >= 0:
             row["inlier_share"] = float(adjustment.diagnosis.inlier_share[frame])
             row["depth_error"] = float(adjustment.diagnosis.depth_error[frame])
+            row["parallax_px"] = float(adjustment.diagnosis.parallax_px[frame])
             row["sigma"] = spread_of(adjustment.pose_covariance[frame].numpy())
         rows.append(row)
     return rows

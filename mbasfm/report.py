@@ -14,7 +14,7 @@ from mbasfm.errors import InputError
 from mbasfm.infer import in_parallel
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import read_first_small
-from mbasfm.io.plain import read_json
+from mbasfm.io.plain import read_json, write_text
 from mbasfm.objective import distribution_from_counts
 from mbasfm.pictures import jpeg_text
 from mbasfm.record import HISTOGRAM
@@ -43,7 +43,7 @@ def write_report(folder: Path | str) -> Path:
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{type(error).__name__} {error}".split("\n")[0]
         raise InputError(f"{folder}/report.json: damaged, or of another version ({what}); run mba sfm again") from error
-    target.write_text(page, encoding="utf-8")
+    write_text(target, page)
     return target
 
 

@@ -14,6 +14,7 @@ from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import reconstruct, write_report
 from mbasfm.charts import decade_axis, round_axis
+from mbasfm.cli import main
 from mbasfm.errors import InputError
 from mbasfm.models.base import DepthEstimate
 from mbasfm.pictures import color_depth, depth_picture
@@ -288,6 +289,16 @@ def test_photographs_that_moved_are_found_in_the_scene_or_left_out(made, tmp_pat
     shutil.copytree(folder / "images", tmp_path / "images")
     found = thumbnails(tmp_path, tmp_path / "gone", ["0_0.png", "no.png"])
     assert found[0] and found[1] is None
+
+
+def test_the_command_makes_the_same_page_again(made, capsys):
+    page = made[0] / "scene" / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    assert main(["report", str(page.parent)]) == 0
+    assert page.read_bytes() == before and str(page) in capsys.readouterr().out
+    assert main(["report", str(made[0])]) == 2
+    assert "no report.json there" in capsys.readouterr().err
 
 
 def test_a_folder_without_report_is_refused(tmp_path):

@@ -26,7 +26,10 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an npz file by name."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return {entry.filename.removesuffix(".npy"): _entry(archive, entry) for entry in archive.infolist()}
+            entries = archive.infolist()
+            if not entries:
+                raise ValueError("there is no array in it")
+            return {entry.filename.removesuffix(".npy"): _entry(archive, entry) for entry in entries}
     except Exception as error:  # a damaged zip raises many kinds of errors too
         raise InputError(f"{path}: cannot be read as npz ({error})") from error
 

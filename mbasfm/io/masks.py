@@ -29,7 +29,10 @@ def with_masks(photos: Sequence[Photo], folder: Path | None) -> tuple[Photo, ...
         raise InputError(
             f"{folder}: no mask for any photograph; that of {photos[0].name} would be {photos[0].name}.png"
         )
-    return tuple(replace(photo, mask=mask) for photo, mask in zip(photos, masks, strict=True))
+    masked = tuple(replace(photo, mask=mask) for photo, mask in zip(photos, masks, strict=True))
+    for photo in masked:
+        read_mask(photo)  # what is wrong with one is said now, not hours later
+    return masked
 
 
 def read_mask(photo: Photo) -> Bool[np.ndarray, "h w"]:

@@ -1,7 +1,8 @@
-"""JSON files: plain values, all numbers finite."""
+"""Small text files: JSON with finite numbers only, and writing that a kill cannot leave half done."""
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,3 +22,10 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text} is no finite number")
     return number
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside the file, then move: whoever reads it finds the old one or the new one, whole."""
+    temporary = path.with_name(f"{path.name}.part")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

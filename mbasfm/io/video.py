@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from mbasfm.errors import InputError
-from mbasfm.io.plain import read_json
+from mbasfm.io.plain import read_json, write_text
 
 SUFFIXES = frozenset({".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"})
 SMALL_SIDE_PX = 320
@@ -63,7 +63,7 @@ def extract_frames(video: Path, folder: Path) -> int:
         times[name] = frame.seconds
     if not times:
         raise InputError(f"{video}: no frame can be decoded; try another file format, e.g. MP4 with H.264")
-    done.write_text(json.dumps(times, indent=1), encoding="utf-8")
+    write_text(done, json.dumps(times, indent=1))
     return len(times)
 
 
