@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mbasfm.twoview import MIN_INLIERS
+
 Tone = Literal["good", "fair", "bad"]
 Report = dict[str, Any]
 SHOWN_NAMES = 5
@@ -50,7 +52,20 @@ def has_parallax(rows: Sequence[dict[str, Any]]) -> bool:
 
 def judge(report: Report) -> Verdict:
     """Read a report as somebody would who knows the program."""
-    rules = (_missing, _components, _turned, _doubtful, _polish, _focal, _depth, _matches, _loose, _skipped, _fine)
+    rules = (
+        _missing,
+        _hopeless,
+        _components,
+        _turned,
+        _doubtful,
+        _polish,
+        _focal,
+        _depth,
+        _matches,
+        _loose,
+        _skipped,
+        _fine,
+    )
     remarks = tuple(remark for rule in rules for remark in rule(report))
     order = ("bad", "fair", "good")
     ranked = tuple(sorted(remarks, key=lambda remark: order.index(remark.tone)))
@@ -121,15 +136,27 @@ def _missing(report: Report) -> Iterator[Remark]:
         yield Remark("bad", f"{len(names)} {what} no pose ({_list(names)}): {reason}.", _advice_for(reason, report))
 
 
+def _hopeless(report: Report) -> Iterator[Remark]:
+    """Where nothing at all was placed: how near it came."""
+    if _registered(report):
+        return
+    matches, inliers = report["pairs"]["matches"], report["pairs"]["inliers"]
+    features = [stage["mean"] for stage in report["stages"] if stage["name"] == "features" and "mean" in stage]
+    best = f"The best of {len(matches)} pairs has {max(matches)} matches" if matches else "No pair has a single match"
+    agree = f", of which {max(inliers)} agree with one pose" if matches else ""
+    shown = f" Photographs have {features[0]} features on average." if features else ""
+    advice = "Look at the photographs below: are they sharp, do they show the same place, does it have any texture?"
+    yield Remark("bad", f"{best}{agree}; at least {MIN_INLIERS} must agree.{shown}", advice)
+
+
 def _advice_for(reason: str, report: Report) -> str:
     if "depth" in reason:
         return "Try another depth model; `mba models` lists those that can run."
-    if "xfeat" not in str(report["settings"]["matcher"]) and "matches" in reason:
-        return (
-            "Take photographs in between, with at least two thirds of the view in common, or try --matcher sift+xfeat "
-            "and --pairs exhaustive."
-        )
-    return "Take photographs in between, with at least two thirds of the view in common."
+    options = [] if "xfeat" in str(report["settings"]["matcher"]) else ["--matcher sift+xfeat"]
+    if not any(str(stage.get("why", "")).startswith("All pairs") for stage in report["stages"]):
+        options.append("--pairs exhaustive")
+    tries = f", or try {' and '.join(options)}" if options and "matches" in reason else ""
+    return f"Take photographs in between, with at least two thirds of the view in common{tries}."
 
 
 def _components(report: Report) -> Iterator[Remark]:
@@ -198,6 +225,8 @@ def _focal(report: Report) -> Iterator[Remark]:
 
 def _depth(report: Report) -> Iterator[Remark]:
     errors = _values(_registered(report), "depth_error")
+    if not _registered(report):
+        return
     if str(report["settings"]["depth"]) == "flat" or any(
         note.startswith("Took depth model flat") for note in report["notes"]
     ):

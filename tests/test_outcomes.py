@@ -1,4 +1,4 @@
-"""What somebody gets from `mba sfm` whatever the folder holds: an exit code, plain words, and all that could be done."""
+"""What `mba sfm` gives whatever the folder holds: an exit code, plain words, and all that could be done."""
 
 import errno
 import json

@@ -144,6 +144,30 @@ def test_each_weakness_is_told(change, said):
     assert said in words(report)
 
 
+def test_where_nothing_was_placed_the_page_says_how_near_it_came():
+    report = fine_report()
+    for row in report["images"]:
+        row.update(component=-1, reason="no other photograph shares enough matches that agree with one relative pose")
+    report["pairs"] |= {"matches": [7, 5, 9], "inliers": [0, 0, 4]}
+    report["settings"]["depth"] = "flat"
+    report["stages"] = [{"name": "features", "mean": 51}, {"name": "pairs", "why": "All pairs, as there are few."}]
+    said = words(report)
+    assert "The best of 3 pairs has 9 matches, of which 4 agree with one pose; at least 12 must agree." in said
+    assert "51 features" in said and "try --matcher sift+xfeat." in said
+    assert "No depth model" not in said and "exhaustive" not in said
+
+
+def test_a_camera_that_only_turned_is_trusted_in_direction_only():
+    report = fine_report()
+    for row in report["images"]:
+        row["parallax_px"] = 0.3
+    assert "There is no parallax in component 0" in words(report) and "directions are very likely right" in words(
+        report
+    )
+    report["images"][0]["parallax_px"] = 30.0
+    assert "parallax" not in words(report)
+
+
 def test_a_given_focal_length_is_never_called_unusual():
     report = fine_report()
     report["cameras"][0].update(focal_px=300.0, focal_from="given")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from mbasfm.errors import InputError
 from mbasfm.io.arrays import MOST_EXPANSION
@@ -170,17 +170,21 @@ def _names(given: Sequence[Path], folder: Path) -> list[str]:
 def _inspect(name: str, path: Path) -> Photo | SkippedFile:
     """Decode once: a file that cannot be decoded to its end is found here, not hours later."""
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = path.read_bytes()
+        if not content:
+            return SkippedFile(name, "cannot be decoded (the file is empty)")
         with Image.open(path) as image:
             width, height = _upright_rgb(image).size
             focal_px, device = _metadata(image, width, height)
     except FileNotFoundError:
         return SkippedFile(name, "the file does not exist")
+    except UnidentifiedImageError:
+        return SkippedFile(name, "cannot be decoded (no known kind of picture)")
     except Exception as error:  # a damaged file raises many kinds of errors; all mean the same here
         return SkippedFile(name, f"cannot be decoded ({error})")
     if min(width, height) < MIN_SIDE_PX:
         return SkippedFile(name, f"only {width} x {height} px; at least {MIN_SIDE_PX} px per side are needed")
-    return Photo(name, path, width, height, focal_px, device, digest)
+    return Photo(name, path, width, height, focal_px, device, hashlib.sha256(content).hexdigest())
 
 
 def _metadata(image: Image.Image, width: int, height: int) -> tuple[float | None, str]:
