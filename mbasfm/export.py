@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import pycolmap
 
 from mbasfm.errors import InputError
+from mbasfm.fuse import View
 from mbasfm.infer import in_parallel
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, inverse_scale, write_16_bit
@@ -98,19 +99,19 @@ def original_cameras(scene: Scene) -> dict[str, pycolmap.Camera]:
 
 def _depth_images(scene: Scene) -> list[Path]:
     """depth/*.png: depth for nerfstudio. depths/*.png and depth_params.json: inverse depth for Gaussian splatting."""
-    if not scene.depths:
+    if not scene.with_depth:
         return []
-    maps = list(scene.depths.values())
-    unit, scale = depth_unit(maps), inverse_scale(maps)
+    unit, scale = depth_unit(scene.depth_sample), inverse_scale(scene.depth_sample)
 
-    def write(name: str) -> list[Path]:
-        plain, inverse = (scene.folder / sub / f"{scene.stems[name]}.png" for sub in ("depth", "depths"))
-        write_16_bit(plain, depth_image(scene.depths[name], unit))
-        write_16_bit(inverse, inverse_image(scene.depths[name], scale))
+    def write(view: View) -> list[Path]:
+        plain, inverse = (scene.folder / sub / f"{scene.stems[view.name]}.png" for sub in ("depth", "depths"))
+        depth = scene.depth(view)
+        write_16_bit(plain, depth_image(depth, unit))
+        write_16_bit(inverse, inverse_image(depth, scale))
         return [plain, inverse]
 
-    written = [path for paths in in_parallel(write, scene.depths) for path in paths]
-    params = {scene.stems[name]: {"scale": scale, "offset": 0.0} for name in scene.depths}
+    written = [path for paths in in_parallel(write, scene.with_depth) for path in paths]
+    params = {scene.stems[view.name]: {"scale": scale, "offset": 0.0} for view in scene.with_depth}
     return [*written, _write_json(scene.model / "depth_params.json", params)]
 
 
@@ -137,12 +138,12 @@ def _glb(scene: Scene) -> list[Path]:
 
 def _nerfstudio(scene: Scene) -> list[Path]:
     depths = [f"depth/{scene.stems[view.name]}.png" for view in scene.views]
-    complete = len(scene.depths) == len(scene.views) and all((scene.folder / path).is_file() for path in depths)
+    complete = len(scene.with_depth) == len(scene.views) and all((scene.folder / path).is_file() for path in depths)
     cloud = scene.file("points.ply")
     files = Companions(
         images=[f"images/{view.name}" for view in scene.views],
         depths=depths if complete else (),
-        depth_unit=depth_unit(list(scene.depths.values())) if complete else None,
+        depth_unit=depth_unit(scene.depth_sample) if complete else None,
         cloud=cloud.name if cloud.is_file() else None,
     )
     return [_write_json(scene.file("transforms.json"), transforms(scene.views, files))]

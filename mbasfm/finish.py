@@ -45,12 +45,9 @@ def finish(
     with watch.stage("retry") as facts:
         added, cameras = _second_chances(content, finished, cameras)
         facts["placed"] = len({second.frame for second in added})
-        seconds = [view for second in added for view in second.views]
-        more = match_along_lines(
-            [*kept, *seconds], cameras, content.keypoints, content.descriptors, config.max_error_px
-        )
+        more = _more_views(content, kept, added, cameras, config) if config.polish or added else kept
         facts["matches"] = sum(view.num_inliers for view in more) - sum(view.num_inliers for view in kept)
-        if facts["matches"] and config.polish or added:
+        if facts["matches"] or added:
             kept = more
             finished, cameras = _finish_components(content, start, kept, cameras, config)
             facts["components"] = [_component_facts(item) for item in finished]
@@ -122,6 +119,14 @@ def _second_chances(content: Content, finished: Sequence[Polished], cameras: Cam
                 pose[frame] = torch.from_numpy(second.cam_from_world)
                 break
     return added, replace(cameras, cam_from_world=pose)
+
+
+def _more_views(
+    content: Content, kept: Sequence[TwoView], added: Sequence[Second], cameras: Cameras, config: Config
+) -> list[TwoView]:
+    """The pairs, those of frames that were added, and what is found along the epipolar lines of all."""
+    views = [*kept, *(view for second in added for view in second.views)]
+    return match_along_lines(views, cameras, content.keypoints, content.descriptors, config.max_error_px)
 
 
 def _matches_of(content: Content, frame: int) -> dict[int, Int64[np.ndarray, "M 2"]]:
