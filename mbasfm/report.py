@@ -1,6 +1,7 @@
 """SCENE/report.html from a scene's folder alone: reads report.json, the models and the photographs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,20 @@ def write_report(folder: Path | str) -> Path:
     """Write report.html into a scene's folder; the same scene gives the same bytes."""
     target = Path(folder) / "report.html"
     report = read_report(Path(folder))
-    try:
+    with believing(Path(folder)):
         page = render_page(page_data(Path(folder), report))
+    write_text(target, page)
+    return target
+
+
+@contextmanager
+def believing(folder: Path) -> Iterator[None]:
+    """Use a report as if it were sound: whatever then goes wrong with its values means that it is not."""
+    try:
+        yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{type(error).__name__} {error}".split("\n")[0]
         raise InputError(f"{folder}/report.json: damaged, or of another version ({what}); run mba sfm again") from error
-    write_text(target, page)
-    return target
 
 
 def page_data(folder: Path, report: dict[str, Any]) -> dict[str, Any]:

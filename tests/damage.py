@@ -30,6 +30,7 @@ from mbasfm.models.match_files import FilesMatcher
 from mbasfm.models.onnx import Sidecar
 from mbasfm.report import write_report
 from mbasfm.scene import read_scenes
+from mbasfm.viewing import read_exhibit
 
 SIZE = (96, 80)
 NUMBERS = (b"-1", b"0", b"1e999", b"nan", b"99999999999999999999", b"1e-320", b"true", b"[]", b"{}", b'""', b"null")
@@ -426,5 +427,6 @@ READERS = (
     scene_reader("images/1.jpg", export_all),
     scene_reader("report.json", export_without_an_image),
     scene_reader("report.json", write_report),
+    scene_reader("report.json", lambda folder: read_exhibit(folder, 100)),
     scene_reader("sparse/0/points3D.bin", write_report),
 )
