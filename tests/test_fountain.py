@@ -68,7 +68,7 @@ def test_every_point_of_the_cloud_agrees_with_depth_and_colour_of_images_that_se
         color_error = np.where(agrees, np.minimum(color_error, difference), color_error)
         agreeing += agrees
     assert len(cloud.points) > 10_000
-    assert (agreeing >= 2).mean() > 0.99
+    assert (agreeing >= 2).mean() > 0.999
     assert (color_error <= 8).mean() > 0.99
 
 
@@ -86,4 +86,4 @@ def test_splatting_depth_meets_the_sparse_points_within_the_reported_error(scene
         depth = (image.cam_from_world() * points)[:, 2]
         inverse = at(values, pixels, (image.camera.width, image.camera.height)) / 65536 * params[stem]["scale"]
         error = np.median(np.abs((inverse + params[stem]["offset"]) * depth - 1))
-        assert error <= reported[image.name] + 2e-3 and 0 < reported[image.name] < 0.2
+        assert error <= reported[image.name] + 5e-4 and 0 < reported[image.name] < 0.2
