@@ -2,6 +2,7 @@
 
 import operator
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -13,6 +14,7 @@ from mbasfm import __version__
 from mbasfm.commands.demo import Demo
 from mbasfm.commands.export import Export
 from mbasfm.commands.models import Models
+from mbasfm.commands.report import Report
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
 from mbasfm.commands.view import View
 from mbasfm.config import PRESETS, Config
@@ -26,6 +28,7 @@ COMMANDS: dict[str, type] = {
     "sfm": Sfm,
     "view": View,
     "export": Export,
+    "report": Report,
     "demo": Demo,
     "models": Models,
 }
@@ -37,10 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"mba {__version__}")
         return 0
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # of metadata that it leaves out
     try:
         return int(_parse(arguments).run())
     except MBAError as error:
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except OSError as error:
+        print(f"error: {error}; what was computed so far is kept and found again", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("stopped; run the same command again, or with --resume, to go on from here", file=sys.stderr)

@@ -81,6 +81,8 @@ BENT: tuple[LensKind, ...] = ("simple-radial", "radial", "opencv", "fisheye")
 """Lenses whose distortion is looked for from the start."""
 Tree = Literal["consistent", "paper"]
 Preset = Literal["fast", "default", "accurate"]
+MOST = 1_000_000
+"""Of samples, tracks and steps: more is a typing error."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Config:
         """Refuse what cannot work, before anything is computed."""
         if self.cameras is not None and self.focal is not None:
             raise ConfigError("give either cameras or focal, not both")
-        if self.focal is not None and not self.focal > 0:
+        if self.focal is not None and not 0 < self.focal < math.inf:
             raise ConfigError(f"focal must be positive, not {self.focal}")
         if not min(self.prior_sigma_m or 1.0, self.prior_sigma_deg) > 0:
             raise ConfigError("prior_sigma_m and prior_sigma_deg must be positive")
@@ -146,8 +148,12 @@ class Config:
             raise ConfigError("the solver adam uses no priors; leave out --priors or --solver")
         if not 0 <= self.min_covisibility <= 1 or not 0 <= self.min_confidence < 1:
             raise ConfigError("min_covisibility and min_confidence must be shares between 0 and 1")
-        if min(self.samples_per_edge, self.adam_steps, self.tracks_per_frame) < 1 or not self.max_error_px > 0:
-            raise ConfigError("samples_per_edge, tracks_per_frame, adam_steps and max_error_px must be positive")
+        counts = self.samples_per_edge, self.adam_steps, self.tracks_per_frame
+        if not (1 <= min(counts) and max(counts) <= MOST and 0 < self.max_error_px < math.inf):
+            names = "samples_per_edge, tracks_per_frame, adam_steps and max_error_px"
+            raise ConfigError(f"{names} must be positive and at most {MOST}")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed}")
 
 
 PRESETS: dict[Preset, Config] = {

@@ -18,12 +18,13 @@ from mbasfm.export import KINDS, export_scene, original_cameras, write_images
 from mbasfm.fuse import View
 from mbasfm.infer import in_parallel, values_at
 from mbasfm.io.calibration import read_calibration
+from mbasfm.io.colmap_model import read_model
 from mbasfm.io.depth_maps import write_depth
 from mbasfm.io.images import Photo, is_upright
 from mbasfm.io.masks import read_mask
 from mbasfm.models.base import DepthEstimate
 from mbasfm.reconstruction import Reconstruction
-from mbasfm.scene import Scene, observations, read_model, read_scenes
+from mbasfm.scene import Scene, observations, read_scenes
 from mbasfm.types import Cameras
 from mbasfm.undistort import is_distorted, undistort_map
 from mbasfm.watch import Watch
@@ -106,7 +107,7 @@ def _remove_older(folder: Path, own: Collection[Path]) -> None:
     try:
         outputs = json.loads((folder / "report.json").read_text(encoding="utf-8"))["outputs"]
         older = [folder / path for paths in outputs.values() for path in paths]
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return
     for path in older:
         if folder.resolve() in path.resolve().parents and path.resolve() not in own:

@@ -3,7 +3,6 @@
 Whatever a file's own convention, poses are cam_from_world with OpenCV axes when they leave this module.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from mbasfm.io.colmap import (
     stored_camera,
 )
 from mbasfm.io.names import join_names
+from mbasfm.io.plain import read_json
 
 TUM_NUMBERS, KITTI_NUMBERS = 7, 12
 NUMBERED = "# number"
@@ -161,10 +161,7 @@ def _from_colmap(path: Path) -> PoseFile:
 
 
 def _from_json(path: Path) -> PoseFile:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    content = read_json(path)
     if isinstance(content, dict) and isinstance(content.get("frames"), list):
         rows = [_nerfstudio_frame(content, frame, f"{path}, frame {n}") for n, frame in enumerate(content["frames"])]
     elif isinstance(content, dict) and isinstance(content.get("images"), dict):

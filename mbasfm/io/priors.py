@@ -1,7 +1,6 @@
 """Soft knowledge of poses: positions of the metadata, a table, JSON, or any file of poses."""
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from mbasfm.io.colmap import is_number
 from mbasfm.io.gps import gps_positions, local_positions
 from mbasfm.io.images import Photo
 from mbasfm.io.names import join_names
+from mbasfm.io.plain import read_json
 from mbasfm.io.poses import read_poses
 
 POSITION, PLACE = ("x", "y", "z"), ("latitude", "longitude", "altitude")
@@ -111,10 +111,7 @@ def _table(path: Path) -> Iterator[tuple[str, _Row]]:
 
 def _json_images(path: Path) -> dict[str, Any] | None:
     """The images of a JSON file, with its own standard deviations filled in; None if it is of another kind."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    content = read_json(path)
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, dict):
         return None
