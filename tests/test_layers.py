@@ -28,6 +28,7 @@ MATHEMATICS = (
     "validate",
     "adjust",
     "metrics",
+    "protocols",
     "pairs",
     "twoview",
     "graph",
