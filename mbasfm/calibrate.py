@@ -10,8 +10,10 @@ import torch
 from jaxtyping import Float64, Int64
 
 from mbasfm.config import Config
+from mbasfm.errors import InputError
 from mbasfm.intrinsics import search_focal
 from mbasfm.io.calibration import KnownCamera, read_calibration
+from mbasfm.io.colmap import UNDISTORT
 from mbasfm.io.images import Photo
 from mbasfm.models.base import DepthEstimate
 from mbasfm.twoview import Lens, TwoView
@@ -42,6 +44,8 @@ def known_intrinsics(photos: Sequence[Photo], config: Config, depths: Sequence[D
     for index, photo in enumerate(photos):
         camera = known.get(photo.name)
         if camera is not None:
+            if camera.is_fisheye:
+                raise InputError(f"{photo.name}: fisheye lenses are not supported; {UNDISTORT}")
             intrinsics.focal[index] = torch.tensor(camera.focal, dtype=torch.float64)
             intrinsics.center[index] = torch.tensor(camera.center, dtype=torch.float64)
             intrinsics.distortion[index] = torch.tensor(camera.distortion, dtype=torch.float64)

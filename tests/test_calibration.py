@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from mbasfm.errors import InputError
-from mbasfm.io.calibration import COLMAP_MODELS, COLMAP_PARAMETERS, KnownCamera, read_calibration
+from mbasfm.io.calibration import KnownCamera, read_calibration
+from mbasfm.io.colmap import COLMAP_MODELS, COLMAP_PARAMETERS
 from mbasfm.io.images import Photo
 
 FOX = Path(__file__).parents[2] / "shared" / "data" / "ngp_fox" / "gt.json"
@@ -190,8 +191,8 @@ def test_a_file_name_that_two_photographs_have_is_nobodys(tmp_path):
     "line, message",
     [
         (
-            "1 OPENCV_FISHEYE 640 480 500 500 320 240 0 0 0 0",
-            "line 2: camera model OPENCV_FISHEYE is none .* undistort",
+            "1 FOV 640 480 500 500 320 240 0.1",
+            "line 2: camera model FOV is none .* undistort",
         ),
         ("1 PINHOLE 640 480 500 320 240", "line 2: PINHOLE has 4 parameters .*, not 3"),
         ("1 PINHOLE 640 480 500 abc 320 240", "line 2: not 'CAMERA_ID MODEL WIDTH HEIGHT PARAMS'"),
@@ -247,7 +248,9 @@ def test_what_is_wrong_with_a_binary_file(tmp_path):
         ({"cx": 320}, "no focal length; give fx, fy, cx, cy"),
         ({"focal": "600"}, "f must be a number, not '600'"),
         ({"fx": 600, "cx": 320}, "only one of cx and cy"),
-        ({"fx": 600, "k3": 0.1}, "k3, k4, k5, k6 are not supported; undistort"),
+        ({"fx": 600, "k3": 0.1}, "k3, k4, k5, k6 are not supported with OPENCV; undistort"),
+        ({"fx": 600, "model": "OPENCV_FISHEYE", "p1": 0.1}, "p1, p2 are not supported with OPENCV_FISHEYE; undistort"),
+        ({"fx": 600, "model": "FOV"}, "model 'FOV' is none of OPENCV, OPENCV_FISHEYE"),
         ({"focal": 1200, "cx": 900, "cy": 700}, r"principal point \(900, 700\) is outside .*width and height"),
         ({"images": [1]}, '"images" must map names'),
         ({"images": {}}, "none of the photographs is in it; it speaks of none"),
