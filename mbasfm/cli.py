@@ -11,6 +11,7 @@ import tyro
 
 from mbasfm import __version__
 from mbasfm.commands.demo import Demo
+from mbasfm.commands.eval import Eval
 from mbasfm.commands.export import Export
 from mbasfm.commands.models import Models
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
@@ -24,6 +25,7 @@ DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` p
 COMMANDS: dict[str, type] = {
     "sfm": Sfm,
     "export": Export,
+    "eval": Eval,
     "demo": Demo,
     "models": Models,
 }
