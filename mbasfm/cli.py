@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from mbasfm import __version__
+from mbasfm.commands.bench import Bench
 from mbasfm.commands.demo import Demo
 from mbasfm.commands.eval import Eval
 from mbasfm.commands.export import Export
@@ -26,6 +27,7 @@ COMMANDS: dict[str, type] = {
     "sfm": Sfm,
     "export": Export,
     "eval": Eval,
+    "bench": Bench,
     "demo": Demo,
     "models": Models,
 }

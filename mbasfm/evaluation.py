@@ -15,8 +15,8 @@ from mbasfm.io.poses import MAX_TIME_APART, PoseFile, read_poses
 from mbasfm.metrics import all_pairs, pair_errors, recall_curve
 from mbasfm.protocols import Protocol, evaluate
 
-CURVE_DEG = tuple(round(0.1 * step, 1) for step in range(1, 201))
-"""Thresholds of the curve that is plotted."""
+CURVE_DEG = tuple(round(0.05 * 400 ** (step / 80), 6) for step in range(81))
+"""Thresholds of the curve that is plotted: 0.05 to 20 degrees in equal ratios."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def score_files(
 ) -> Score:
     """Score a model against the truth; both are whatever ``read_poses`` can read.
 
-    ``pairs`` lists the pairs that count, two names of the truth per line; ``also_registered`` is another model, and only
+    ``pairs`` lists the pairs that count, two names of the truth per line. ``also_registered`` is another model: only
     pairs count for which it has both poses.
     """
     reference, estimate = read_poses(truth), read_largest(model)

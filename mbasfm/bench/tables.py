@@ -1,0 +1,252 @@
+"""From records of runs to tables: means over seeds and draws, then over scenes; Markdown."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mbasfm.bench.jobs import WHOLE
+from mbasfm.bench.published import PublishedTable, Value
+from mbasfm.bench.recipe import Recipe
+from mbasfm.bench.runner import Record
+from mbasfm.bench.tasks import CONTENT_STAGES
+from mbasfm.metrics import pooled
+from mbasfm.protocols import find_protocol
+
+MEAN = "mean"
+Group = tuple[str, str, str, str]
+"""Scene, group of subsets, variant, method."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs of one method on one scene, in the mean."""
+
+    scene: str
+    group: str
+    variant: str
+    method: str
+    measures: Mapping[str, float | None]
+    """None where a run has no such number."""
+    num_images: int
+    registered: str
+    seconds: float | None
+    """All stages; what a run found in the cache counts as in the run that computed it."""
+    mapping_seconds: float | None
+    """Stages after features and matches."""
+    peak_memory_mb: float | None
+    runs: int
+    failed: int
+    strangers: int
+    curve: tuple[float, ...]
+
+
+def summarise(records: Sequence[Record]) -> list[Row]:
+    """One row per scene, group, variant and method, in the order of the records."""
+    content = _content_seconds(records)
+    groups: dict[Group, list[Record]] = {}
+    for record in records:
+        groups.setdefault(_group(record), []).append(record)
+    return [_row(group, mine, content) for group, mine in groups.items()]
+
+
+def means(recipe: Recipe, records: Sequence[Record]) -> list[Row]:
+    """Over all scenes: the mean of their values or, if the protocol pools, over all their pairs.
+
+    Scenes of a dataset with parts, PART/SCENE, have a mean for each part too.
+    """
+    found: dict[Group, list[Row]] = {}
+    for row in summarise(records):
+        for name in (*([row.scene.split("/")[0]] if "/" in row.scene else []), MEAN):
+            found.setdefault((name, row.group, row.variant, row.method), []).append(row)
+    pools = find_protocol(recipe.protocol).pooled
+    totals = []
+    for group, mine in sorted(found.items(), key=lambda item: item[0][0] == MEAN):
+        measures = _mean_measures([row.measures for row in mine])
+        if pools:
+            scenes = {row.scene for row in mine}
+            same = [r for r in records if r["job"]["scene"] in scenes and _group(r)[1:] == group[1:]]
+            measures |= _pooled(same)
+        totals.append(_total(group, mine, measures))
+    return totals
+
+
+def markdown(recipe: Recipe, records: Sequence[Record], published: Sequence[PublishedTable]) -> str:
+    """The whole report as text."""
+    rows, totals = summarise(records), means(recipe, records)
+    parts = [
+        f"# {recipe.title}",
+        "",
+        f"Protocol `{recipe.protocol}`, {len(records)} runs. {_count_failed(records)}",
+        "",
+    ]
+    parts += [f"- {note}" for note in recipe.notes] + [""] * bool(recipe.notes)
+    for title, header, body in pivots(recipe, rows, totals, published):
+        parts += [f"## {title}", "", *_markdown_table(header, body), ""]
+    parts += ["## Runs", "", *_markdown_table(*run_table(rows, totals)), ""]
+    if published:
+        parts += ["## Sources of published figures", ""]
+        parts += [f"- {table.title}: {table.source}." for table in published]
+        parts += [f"- Note: {note}" for note in dict.fromkeys(note for table in published for note in table.notes)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def pivots(
+    recipe: Recipe, rows: Sequence[Row], totals: Sequence[Row], published: Sequence[PublishedTable]
+) -> list[tuple[str, list[str], list[list[str]]]]:
+    """For each variant and measure a table of scenes by methods: title, header, body."""
+    tables = []
+    for variant in dict.fromkeys(row.variant for row in rows):
+        mine = [row for row in (*rows, *totals) if row.variant == variant]
+        methods = list(dict.fromkeys(row.method for row in mine))
+        theirs = [table for table in published if table.variant in ("", variant)]
+        for measure in recipe.measures:
+            others = [(table, name) for table in theirs if measure in table.columns for name in table.methods]
+            header = ["scene", *methods, *(f"{name} (published)" for _, name in others)]
+            places = dict.fromkeys((row.scene, row.group) for row in mine)
+            if not any(scene in table.rows for table, _ in others for scene, _ in places):
+                places |= dict.fromkeys((scene, WHOLE) for table, _ in others for scene in table.rows)
+            body = []
+            for scene, group in places:
+                cells = [_cell(mine, scene, group, method, measure) for method in methods]
+                cells += [value_text(table.value(scene, name, measure)) for table, name in others]
+                body.append([_place(scene, group), *cells])
+            tables.append((measure if variant == "default" else f"{measure}, {variant}", header, body))
+    return tables
+
+
+def run_table(rows: Sequence[Row], totals: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and body: what each row cost."""
+    header = [
+        "scene",
+        "variant",
+        "method",
+        "images",
+        "registered",
+        "strangers",
+        "s",
+        "after matching",
+        "MB",
+        "runs",
+        "failed",
+    ]
+    body = []
+    for row in (*rows, *totals):
+        numbers = (row.seconds, row.mapping_seconds, row.peak_memory_mb)
+        texts = ["" if number is None else f"{number:.1f}" if number < 1000 else f"{number:.0f}" for number in numbers]
+        counts = [str(row.num_images), row.registered, str(row.strangers or ""), *texts, str(row.runs), str(row.failed)]
+        body.append([_place(row.scene, row.group), row.variant, row.method, *counts])
+    if not any(row.strangers for row in rows):
+        keep = [number for number, name in enumerate(header) if name != "strangers"]
+        header, body = [header[k] for k in keep], [[cells[k] for k in keep] for cells in body]
+    return header, body
+
+
+def value_text(value: Value | None) -> str:
+    """Three digits after the point; small numbers in powers of ten."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    return f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}"
+
+
+# ----------------------------------------------------------------------------------------------------------------
+
+
+def _group(record: Record) -> Group:
+    job = record["job"]
+    return job["scene"], job["group"], job["variant"], job["method"]
+
+
+def _place(scene: str, group: str) -> str:
+    return scene if group == WHOLE else f"{scene}, {group}"
+
+
+def _cell(rows: Sequence[Row], scene: str, group: str, method: str, measure: str) -> str:
+    found = [row for row in rows if (row.scene, row.group, row.method) == (scene, group, method)]
+    return value_text(found[0].measures.get(measure)) if found else ""
+
+
+def _content_key(record: Record) -> tuple[str, ...]:
+    job = record["job"]
+    return job["scene"], job["method"], str(job["settings"].get("depth")), str(job["settings"].get("matcher"))
+
+
+def _content_seconds(records: Sequence[Record]) -> dict[tuple[str, ...], dict[str, float]]:
+    """The longest time that each stage before mapping took: later runs find its result in the cache."""
+    longest: dict[tuple[str, ...], dict[str, float]] = {}
+    for record in records:
+        mine = longest.setdefault(_content_key(record), {})
+        for stage in CONTENT_STAGES:
+            if stage in record["stages"]:
+                mine[stage] = max(mine.get(stage, 0.0), record["stages"][stage])
+    return longest
+
+
+def _row(group: Group, records: Sequence[Record], content: Mapping[tuple[str, ...], Mapping[str, float]]) -> Row:
+    fine = [record for record in records if record["status"] == "ok"]
+    seconds = [sum({**record["stages"], **content[_content_key(record)]}.values()) for record in fine]
+    mapping = [sum(s for name, s in record["stages"].items() if name not in CONTENT_STAGES) for record in fine]
+    worst = min(records, key=lambda record: record["num_registered"])
+    curves = [record["curve"] for record in records if record["curve"]]
+    total, mapped = (float(np.mean(times)) if times else None for times in (seconds, mapping))
+    return Row(
+        *group,
+        {**_mean_measures([record["measures"] for record in records]), "seconds": total, "mapping seconds": mapped},
+        max(record["num_images"] for record in records),
+        f"{worst['num_registered']}/{worst['num_images']}",
+        total,
+        mapped,
+        max((record["peak_memory_mb"] for record in fine), default=None),
+        len(records),
+        len(records) - len(fine),
+        max(record["num_strangers"] for record in records),
+        tuple(np.mean(curves, axis=0).tolist()) if curves else (),
+    )
+
+
+def _total(group: Group, rows: Sequence[Row], measures: Mapping[str, float | None]) -> Row:
+    seconds = [row.seconds for row in rows if row.seconds is not None]
+    mapping = [row.mapping_seconds for row in rows if row.mapping_seconds is not None]
+    counts = [tuple(map(int, row.registered.split("/"))) for row in rows]
+    curves = [row.curve for row in rows if row.curve]
+    return Row(
+        *group,
+        measures,
+        sum(row.num_images for row in rows),
+        f"{sum(count[0] for count in counts)}/{sum(count[1] for count in counts)}",
+        float(np.mean(seconds)) if seconds else None,
+        float(np.mean(mapping)) if mapping else None,
+        max((row.peak_memory_mb for row in rows if row.peak_memory_mb is not None), default=None),
+        sum(row.runs for row in rows),
+        sum(row.failed for row in rows),
+        sum(row.strangers for row in rows),
+        tuple(np.mean(curves, axis=0).tolist()) if curves else (),
+    )
+
+
+def _mean_measures(measures: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """None if one of the numbers is not known: an average over fewer would flatter failures."""
+    found: dict[str, float | None] = {}
+    for name in dict.fromkeys(name for row in measures for name in row):
+        values = [row.get(name) for row in measures]
+        known = [value for value in values if value is not None]
+        found[name] = float(np.mean(known)) if len(known) == len(values) else None
+    return found
+
+
+def _pooled(records: Sequence[Record]) -> dict[str, float | None]:
+    weights = [record["num_pairs"] for record in records]
+    found: dict[str, float | None] = {}
+    for name in records[0]["measures"]:
+        values = [record["measures"][name] for record in records]
+        found[name] = None if None in values else pooled(values, weights)
+    return found
+
+
+def _count_failed(records: Sequence[Record]) -> str:
+    failed = sum(record["status"] != "ok" for record in records)
+    return "No run failed." if not failed else f"{failed} failed; they count as all wrong."
+
+
+def _markdown_table(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *body)]
