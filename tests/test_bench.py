@@ -16,7 +16,7 @@ from mbasfm.bench.published import PublishedTable, load_published
 from mbasfm.bench.recipe import Recipe, Subsets, Variant, list_recipes, load_recipe, parse_recipe
 from mbasfm.bench.registry import TASKS
 from mbasfm.bench.runner import Results, run_job, run_jobs
-from mbasfm.bench.tables import markdown, means, pivots, summarise
+from mbasfm.bench.tables import markdown, means, ours_against_best, pivots, summarise, time_ratios
 from mbasfm.cli import main
 from mbasfm.datasets.plain import Plain
 from mbasfm.datasets.registry import DATASETS
@@ -322,6 +322,17 @@ def test_published_figures_stand_beside_and_are_marked():
     assert body == [["a", "0.500", "0.250", "0.700"], ["b", "0.500", "", ""], ["mean", "0.500", "0.250", "crash"]]
     text = markdown(RECIPE, records, [PUBLISHED])
     assert "| a | 0.500 | 0.250 | 0.700 |" in text and "a paper" in text
+
+
+def test_ours_against_the_best_of_the_others():
+    faster = record("a", "glomap", value=0.25, stages={"features": 2.0, "verify": 1.0, "map": 1.0})
+    records = [record("a", value=0.5), record("a", "colmap", value=0.375), faster]
+    rows = summarise(records)
+    _, body = ours_against_best(replace(RECIPE, measures=("AUC@5", "seconds")), rows)
+    assert body[0] == ["a", "known", "AUC@5", "0.500", "0.375", "+0.125"]
+    assert body[1] == ["a", "known", "seconds", "10.000", "4.000", "+6.000"]  # less is better
+    assert time_ratios(rows) == "Time of ours over the fastest of the others: all stages 2.50, mapping 2.00."
+    assert "Ours against" in markdown(RECIPE, records, []) and "Ours against" not in markdown(RECIPE, records[:1], [])
 
 
 def test_the_page_is_complete_and_loads_nothing():

@@ -8,7 +8,7 @@ from string import Template
 from mbasfm.bench.published import PublishedTable
 from mbasfm.bench.recipe import Recipe
 from mbasfm.bench.runner import Record
-from mbasfm.bench.tables import MEAN, Row, means, pivots, run_table, summarise
+from mbasfm.bench.tables import MEAN, Row, means, ours_against_best, pivots, run_table, summarise, time_ratios
 from mbasfm.charts import Axis, Line, line_chart, round_axis
 from mbasfm.evaluation import CURVE_DEG
 from mbasfm.report_page import read_template
@@ -33,7 +33,7 @@ def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[
         summary=escape(f"{summary} {records[0]['machine']['cores']} cores, {records[0]['machine']['system']}."),
         notes=_notes("What to know", recipe.notes),
         plots=_plots(rows, totals),
-        tables="".join(_section(*table) for table in pivots(recipe, rows, totals, published)),
+        tables="".join(_section(*table) for table in pivots(recipe, rows, totals, published)) + _against(recipe, rows),
         runs=_table(*run_table(rows, totals)),
         failures=_failures(failed),
         sources=_notes("Sources of published figures", _sources(published)),
@@ -42,6 +42,12 @@ def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[
 
 def _section(title: str, header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return f'<section><h2>{escape(title)}</h2><div class="scroll">{_table(header, body)}</div></section>'
+
+
+def _against(recipe: Recipe, rows: Sequence[Row]) -> str:
+    header, body = ours_against_best(recipe, rows)
+    section = _section("Ours against the best of the others", header, body)
+    return section.replace("</section>", f"<p>{escape(time_ratios(rows))}</p></section>") if body else ""
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -42,3 +42,5 @@ class Task(Protocol):
 
 CONTENT_STAGES = ("photos", "depth", "features", "pairs", "matching")
 """Found in the cache by all runs of a scene but the first."""
+MAPPING_STAGES = ("adjust", "depth check", "polish", "retry", "map")
+"""From first poses to the end."""
