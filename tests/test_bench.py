@@ -184,6 +184,7 @@ def test_strangers_come_from_other_places(data):
     recipe = replace(RECIPE, subsets=Subsets("strangers", strangers=2))
     jobs = jobs_of(recipe, data, ("made", "other"))
     assert [len(job.strangers) for job in jobs] == [2, 2]
+    assert jobs_of(recipe, data, ("made",)) == jobs[:1]
     same = replace(RECIPE, subsets=Subsets("strangers", same_place=("made", "other")))
     assert not jobs_of(same, data, ("made", "other"))[0].strangers
 
@@ -301,6 +302,21 @@ def test_means_over_scenes_and_over_pairs():
     assert means(RECIPE, records)[-1].measures["AUC@5"] == pytest.approx(0.5)
     pooled = replace(RECIPE, protocol="imc2021")
     assert means(pooled, records)[-1].measures["AUC@5"] == pytest.approx(0.25)
+
+
+def test_bags_of_several_sizes_have_a_mean_over_all_bags():
+    records = []
+    for size, pairs, value in (("3", 3, 1.0), ("5", 10, 0.0)):
+        bag = record("a", value=value, num_pairs=pairs)
+        bag["job"] |= {"group": size, "subset": f"{size} bag 0", "names": ["x"]}
+        records.append(bag)
+    assert [row.group for row in means(RECIPE, records)] == ["3", "5", "all"]
+    assert means(RECIPE, records)[-1].measures["AUC@5"] == pytest.approx(0.5)
+    assert means(replace(RECIPE, protocol="imc2021"), records)[-1].measures["AUC@5"] == pytest.approx(3 / 13)
+    assert summarise(records)[0].seconds is None  # features were computed for the whole scene
+    mean = PublishedTable("T", "a paper", ("AUC@5",), {"mean": {"MBA": (0.7,)}})
+    (_, _, body), *_ = pivots(RECIPE, summarise(records), means(RECIPE, records), [mean])
+    assert [row[-1] for row in body] == ["", "", "", "", "0.700"]  # published over all sizes only
 
 
 def test_datasets_with_parts_have_means_of_each():

@@ -57,8 +57,9 @@ class Job:
 
 def make_jobs(recipe: Recipe, dataset: Dataset, scenes: Sequence[str], methods: Sequence[str]) -> Iterator[Job]:
     """All runs of a recipe, scene by scene."""
+    everywhere = choose_scenes(recipe, dataset, ()) if recipe.subsets.kind == "strangers" else ()
     for scene in scenes:
-        for subset, group, names, strangers in _subsets(recipe.subsets, dataset, scene, scenes):
+        for subset, group, names, strangers in _subsets(recipe.subsets, dataset, scene, everywhere):
             for variant in recipe.variants:
                 if scene in variant.skip:
                     continue
@@ -103,13 +104,13 @@ Subset = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 """Name, group, images and strangers."""
 
 
-def _subsets(subsets: Subsets, dataset: Dataset, scene: str, scenes: Sequence[str]) -> list[Subset]:
+def _subsets(subsets: Subsets, dataset: Dataset, scene: str, everywhere: Sequence[str]) -> list[Subset]:
     if subsets.kind == "all":
         return [(WHOLE, WHOLE, (), ())]
     loaded = dataset.load(scene)
     if subsets.kind == "strangers":
         related = subsets.same_place if scene in subsets.same_place else (scene,)
-        others = [dataset.load(other) for other in scenes if other not in related and other != scene]
+        others = [dataset.load(other) for other in everywhere if other not in related and other != scene]
         paths = tuple(
             str((other.images / name).resolve()) for other in others for name in other.names[: subsets.strangers]
         )

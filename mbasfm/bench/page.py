@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from string import Template
 
+from mbasfm.bench.jobs import WHOLE
 from mbasfm.bench.published import PublishedTable
 from mbasfm.bench.recipe import Recipe
 from mbasfm.bench.runner import Record
@@ -88,7 +89,8 @@ def _only_variants(variants: Sequence[str], variant: str) -> str:
 
 def _accuracy(totals: Sequence[Row], style: dict[tuple[str, str], str], label: dict[tuple[str, str], str]) -> str:
     lines = []
-    for row in totals:
+    whole = [row for row in totals if row.group == WHOLE]
+    for row in whole or totals:
         if row.scene == MEAN and len(row.curve) == len(CURVE_DEG):
             name = (row.method, row.variant)
             points = zip(map(math.log10, CURVE_DEG), row.curve, strict=True)

@@ -53,7 +53,7 @@ def summarise(records: Sequence[Record]) -> list[Row]:
 def means(recipe: Recipe, records: Sequence[Record]) -> list[Row]:
     """Over all scenes: the mean of their values or, if the protocol pools, over all their pairs.
 
-    Scenes of a dataset with parts, PART/SCENE, have a mean for each part too.
+    Scenes of a dataset with parts, PART/SCENE, have a mean for each part too; bags of several sizes one over all bags.
     """
     found: dict[Group, list[Row]] = {}
     for row in summarise(records):
@@ -68,7 +68,22 @@ def means(recipe: Recipe, records: Sequence[Record]) -> list[Row]:
             same = [r for r in records if r["job"]["scene"] in scenes and _group(r)[1:] == group[1:]]
             measures |= _pooled(same)
         totals.append(_total(group, mine, measures))
-    return totals
+    return totals + _over_all_groups(totals, records, pools)
+
+
+def _over_all_groups(totals: Sequence[Row], records: Sequence[Record], pools: bool) -> list[Row]:
+    """Every run counts the same, or every pair if the protocol pools."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in totals:
+        if row.scene == MEAN:
+            found.setdefault((row.variant, row.method), []).append(row)
+    overall = []
+    for (variant, method), mine in found.items():
+        if len(mine) > 1:
+            same = [record for record in records if _group(record)[2:] == (variant, method)]
+            measures = _pooled(same) if pools else _mean_measures([record["measures"] for record in same])
+            overall.append(_total((MEAN, WHOLE, variant, method), mine, measures))
+    return overall
 
 
 def markdown(recipe: Recipe, records: Sequence[Record], published: Sequence[PublishedTable]) -> str:
@@ -112,7 +127,10 @@ def pivots(
             body = []
             for scene, group in places:
                 cells = [_cell(mine, scene, group, method, measure) for method in methods]
-                cells += [value_text(table.value(scene, name, measure)) for table, name in others]
+                if group == WHOLE:
+                    cells += [value_text(table.value(scene, name, measure)) for table, name in others]
+                else:
+                    cells += [""] * len(others)
                 body.append([_place(scene, group), *cells])
             tables.append((measure if variant == "default" else f"{measure}, {variant}", header, body))
     return tables
@@ -229,7 +247,8 @@ def _content_seconds(records: Sequence[Record]) -> dict[tuple[str, ...], dict[st
 
 def _row(group: Group, records: Sequence[Record], content: Mapping[tuple[str, ...], Mapping[str, float]]) -> Row:
     fine = [record for record in records if record["status"] == "ok"]
-    seconds = [sum({**record["stages"], **content[_content_key(record)]}.values()) for record in fine]
+    whole = [record for record in fine if not record["job"]["names"]]  # features of a subset are those of its scene
+    seconds = [sum({**record["stages"], **content[_content_key(record)]}.values()) for record in whole]
     mapping = [sum(s for name, s in record["stages"].items() if name in MAPPING_STAGES) for record in fine]
     worst = min(records, key=lambda record: record["num_registered"])
     curves = [record["curve"] for record in records if record["curve"]]
