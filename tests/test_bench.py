@@ -16,7 +16,7 @@ from mbasfm.bench.published import PublishedTable, load_published
 from mbasfm.bench.recipe import Recipe, Subsets, Variant, list_recipes, load_recipe, parse_recipe
 from mbasfm.bench.registry import TASKS
 from mbasfm.bench.runner import Results, run_job, run_jobs
-from mbasfm.bench.tables import markdown, means, ours_against_best, pivots, summarise, time_ratios
+from mbasfm.bench.tables import markdown, means, ours_against_best, pivots, run_table, summarise, time_ratios
 from mbasfm.cli import main
 from mbasfm.datasets.plain import Plain
 from mbasfm.datasets.registry import DATASETS
@@ -287,6 +287,14 @@ def test_rows_are_means_over_seeds_and_content_is_counted_once():
     assert row.measures["AUC@5"] == pytest.approx(0.5) and row.measures["ATE"] is None
     assert row.seconds == pytest.approx(8 + 3) and row.mapping_seconds == pytest.approx(3)
     assert row.runs == 2 and row.failed == 0 and row.registered == "10/10"
+
+
+def test_strangers_are_counted_where_there_are_any():
+    mixed = record(num_strangers=0)
+    mixed["job"]["strangers"] = ["/x.jpg"]
+    header, body = run_table(summarise([mixed]), means(RECIPE, [mixed]))
+    assert body[0][header.index("strangers")] == "0" == body[1][header.index("strangers")]
+    assert "strangers" not in run_table(summarise([record()]), ())[0]
 
 
 def test_failures_count():

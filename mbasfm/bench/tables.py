@@ -37,7 +37,8 @@ class Row:
     peak_memory_mb: float | None
     runs: int
     failed: int
-    strangers: int
+    strangers: int | None
+    """Images of other scenes that were placed; None if none were mixed in."""
     curve: tuple[float, ...]
 
 
@@ -197,9 +198,16 @@ def run_table(rows: Sequence[Row], totals: Sequence[Row]) -> tuple[list[str], li
     for row in (*rows, *totals):
         numbers = (row.seconds, row.mapping_seconds, row.peak_memory_mb)
         texts = ["" if number is None else f"{number:.1f}" if number < 1000 else f"{number:.0f}" for number in numbers]
-        counts = [str(row.num_images), row.registered, str(row.strangers or ""), *texts, str(row.runs), str(row.failed)]
+        counts = [
+            str(row.num_images),
+            row.registered,
+            "" if row.strangers is None else str(row.strangers),
+            *texts,
+            str(row.runs),
+            str(row.failed),
+        ]
         body.append([_place(row.scene, row.group), row.variant, row.method, *counts])
-    if not any(row.strangers for row in rows):
+    if all(row.strangers is None for row in rows):
         keep = [number for number, name in enumerate(header) if name != "strangers"]
         header, body = [header[k] for k in keep], [[cells[k] for k in keep] for cells in body]
     return header, body
@@ -263,7 +271,7 @@ def _row(group: Group, records: Sequence[Record], content: Mapping[tuple[str, ..
         max((record["peak_memory_mb"] for record in fine), default=None),
         len(records),
         len(records) - len(fine),
-        max(record["num_strangers"] for record in records),
+        max((record["num_strangers"] for record in records if record["job"]["strangers"]), default=None),
         tuple(np.mean(curves, axis=0).tolist()) if curves else (),
     )
 
@@ -271,19 +279,19 @@ def _row(group: Group, records: Sequence[Record], content: Mapping[tuple[str, ..
 def _total(group: Group, rows: Sequence[Row], measures: Mapping[str, float | None]) -> Row:
     seconds = [row.seconds for row in rows if row.seconds is not None]
     mapping = [row.mapping_seconds for row in rows if row.mapping_seconds is not None]
-    counts = [tuple(map(int, row.registered.split("/"))) for row in rows]
+    placed = [tuple(map(int, row.registered.split("/"))) for row in rows]
     curves = [row.curve for row in rows if row.curve]
     return Row(
         *group,
         measures,
         sum(row.num_images for row in rows),
-        f"{sum(count[0] for count in counts)}/{sum(count[1] for count in counts)}",
+        f"{sum(count[0] for count in placed)}/{sum(count[1] for count in placed)}",
         float(np.mean(seconds)) if seconds else None,
         float(np.mean(mapping)) if mapping else None,
         max((row.peak_memory_mb for row in rows if row.peak_memory_mb is not None), default=None),
         sum(row.runs for row in rows),
         sum(row.failed for row in rows),
-        sum(row.strangers for row in rows),
+        sum(counts) if (counts := [row.strangers for row in rows if row.strangers is not None]) else None,
         tuple(np.mean(curves, axis=0).tolist()) if curves else (),
     )
 
