@@ -9,7 +9,7 @@ from mbasfm.bench.jobs import WHOLE
 from mbasfm.bench.published import PublishedTable, Value
 from mbasfm.bench.recipe import Recipe
 from mbasfm.bench.runner import Record
-from mbasfm.bench.tasks import CONTENT_STAGES, MAPPING_STAGES
+from mbasfm.bench.tasks import MAPPING_STAGES
 from mbasfm.metrics import pooled
 from mbasfm.protocols import find_protocol
 
@@ -31,7 +31,7 @@ class Row:
     num_images: int
     registered: str
     seconds: float | None
-    """All stages; what a run found in the cache counts as in the run that computed it."""
+    """All stages; None for subsets, whose features are those of the scene."""
     mapping_seconds: float | None
     """Of stages from first poses to the end."""
     peak_memory_mb: float | None
@@ -44,11 +44,10 @@ class Row:
 
 def summarise(records: Sequence[Record]) -> list[Row]:
     """One row per scene, group, variant and method, in the order of the records."""
-    content = _content_seconds(records)
     groups: dict[Group, list[Record]] = {}
     for record in records:
         groups.setdefault(_group(record), []).append(record)
-    return [_row(group, mine, content) for group, mine in groups.items()]
+    return [_row(group, mine) for group, mine in groups.items()]
 
 
 def means(recipe: Recipe, records: Sequence[Record]) -> list[Row]:
@@ -237,26 +236,10 @@ def _cell(rows: Sequence[Row], scene: str, group: str, method: str, measure: str
     return value_text(found[0].measures.get(measure)) if found else ""
 
 
-def _content_key(record: Record) -> tuple[str, ...]:
-    job = record["job"]
-    return job["scene"], job["method"], str(job["settings"].get("depth")), str(job["settings"].get("matcher"))
-
-
-def _content_seconds(records: Sequence[Record]) -> dict[tuple[str, ...], dict[str, float]]:
-    """The longest time that each stage before mapping took: later runs find its result in the cache."""
-    longest: dict[tuple[str, ...], dict[str, float]] = {}
-    for record in records:
-        mine = longest.setdefault(_content_key(record), {})
-        for stage in CONTENT_STAGES:
-            if stage in record["stages"]:
-                mine[stage] = max(mine.get(stage, 0.0), record["stages"][stage])
-    return longest
-
-
-def _row(group: Group, records: Sequence[Record], content: Mapping[tuple[str, ...], Mapping[str, float]]) -> Row:
+def _row(group: Group, records: Sequence[Record]) -> Row:
     fine = [record for record in records if record["status"] == "ok"]
     whole = [record for record in fine if not record["job"]["names"]]  # features of a subset are those of its scene
-    seconds = [sum({**record["stages"], **content[_content_key(record)]}.values()) for record in whole]
+    seconds = [sum(record["stages"].values()) for record in whole]
     mapping = [sum(s for name, s in record["stages"].items() if name in MAPPING_STAGES) for record in fine]
     worst = min(records, key=lambda record: record["num_registered"])
     curves = [record["curve"] for record in records if record["curve"]]

@@ -13,7 +13,7 @@ class Outcome:
 
     measures: dict[str, float]
     stages: dict[str, float] = field(default_factory=dict)
-    """Seconds by name; those that other runs find done, in the cache, are marked by CONTENT_STAGES."""
+    """Seconds by name; what was found in the cache counts with the seconds it took when it was computed."""
     num_images: int = 0
     num_registered: int = 0
     num_pairs: int = 0
