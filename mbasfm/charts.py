@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 460, 270
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 68, 14, 14, 40
 BAR_HEIGHT, BAR_LABEL, BAR_VALUE = 24, 100, 130
 
 

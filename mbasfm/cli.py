@@ -2,6 +2,7 @@
 
 import operator
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -15,7 +16,9 @@ from mbasfm.commands.demo import Demo
 from mbasfm.commands.eval import Eval
 from mbasfm.commands.export import Export
 from mbasfm.commands.models import Models
+from mbasfm.commands.report import Report
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
+from mbasfm.commands.view import View
 from mbasfm.config import PRESETS, Config
 from mbasfm.errors import ConfigError, MBAError
 from mbasfm.io.settings import read_config
@@ -25,7 +28,9 @@ EXIT_INTERRUPTED = 130
 DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` prints the version."
 COMMANDS: dict[str, type] = {
     "sfm": Sfm,
+    "view": View,
     "export": Export,
+    "report": Report,
     "eval": Eval,
     "bench": Bench,
     "demo": Demo,
@@ -39,10 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"mba {__version__}")
         return 0
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # of metadata that it leaves out
     try:
         return int(_parse(arguments).run())
     except MBAError as error:
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except OSError as error:
+        print(f"error: {error}; what was computed so far is kept and found again", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("stopped; run the same command again, or with --resume, to go on from here", file=sys.stderr)

@@ -86,6 +86,8 @@ Grouping = Literal["shared", "per-folder", "per-image"]
 Tree = Literal["consistent", "paper"]
 Extent = Literal["all", "coarse", "none"]
 Preset = Literal["fast", "default", "accurate"]
+MOST = 1_000_000
+"""Of samples, tracks and steps: more is a typing error."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +137,18 @@ class Config:
         """Refuse what cannot work, before anything is computed."""
         if self.cameras is not None and self.focal is not None:
             raise ConfigError("give either cameras or focal, not both")
-        if self.focal is not None and not self.focal > 0:
+        if self.focal is not None and not 0 < self.focal < math.inf:
             raise ConfigError(f"focal must be positive, not {self.focal}")
         if self.loss is not None and self.objective != "paper":
             raise ConfigError("a rival loss needs objective paper; the split residual has its own")
         if not 0 <= self.min_covisibility <= 1 or not 0 <= self.min_confidence < 1:
             raise ConfigError("min_covisibility and min_confidence must be shares between 0 and 1")
-        if min(self.samples_per_edge, self.adam_steps, self.tracks_per_frame) < 1 or not self.max_error_px > 0:
-            raise ConfigError("samples_per_edge, tracks_per_frame, adam_steps and max_error_px must be positive")
+        counts = self.samples_per_edge, self.adam_steps, self.tracks_per_frame
+        if not (1 <= min(counts) and max(counts) <= MOST and 0 < self.max_error_px < math.inf):
+            names = "samples_per_edge, tracks_per_frame, adam_steps and max_error_px"
+            raise ConfigError(f"{names} must be positive and at most {MOST}")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed}")
 
 
 PRESETS: dict[Preset, Config] = {

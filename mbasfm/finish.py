@@ -19,6 +19,7 @@ from mbasfm.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.retry import Second, place_by_points
 from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Frames
+from mbasfm.verdict import has_parallax
 from mbasfm.watch import Watch
 
 MANY_SHARE = 4
@@ -44,12 +45,9 @@ def finish(
     with watch.stage("retry") as facts:
         added, cameras = _second_chances(content, finished, cameras)
         facts["placed"] = len({second.frame for second in added})
-        seconds = [view for second in added for view in second.views]
-        more = match_along_lines(
-            [*kept, *seconds], cameras, content.keypoints, content.descriptors, config.max_error_px
-        )
+        more = _more_views(content, kept, added, cameras, config) if config.polish or added else kept
         facts["matches"] = sum(view.num_inliers for view in more) - sum(view.num_inliers for view in kept)
-        if facts["matches"] and config.polish or added:
+        if facts["matches"] or added:
             kept = more
             finished, cameras = _finish_components(content, start, kept, cameras, config)
             facts["components"] = [_component_facts(item) for item in finished]
@@ -59,8 +57,25 @@ def finish(
     frames = Frames(tuple(photo.name for photo in content.photos), start.intrinsics.sizes, start.intrinsics.group)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
     report = {"images": _image_rows(content, component, reasons, adjustment)}
+    _tell(report["images"], len(finished), watch)
     models = tuple(item.model for item in finished)
     return Reconstruction(frames, pose_graph(kept), cameras, registered, numbers, models, report)
+
+
+def _tell(rows: Sequence[dict[str, Any]], num_components: int, watch: Watch) -> None:
+    """What somebody should know who does not look at the report."""
+    if num_components > 1:
+        watch.say(
+            f"The photographs fall into {num_components} groups that nothing connects: sparse/0, the largest, to"
+            f" sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
+        )
+    for number in range(num_components):
+        members = [row for row in rows if row["component"] == number]
+        if not has_parallax(members):
+            watch.say(
+                f"There is no parallax in component {number}: the camera turned but did not move. Directions of its"
+                f" {len(members)} cameras can be trusted, distances and points cannot."
+            )
 
 
 def _finish_components(
@@ -106,6 +121,14 @@ def _second_chances(content: Content, finished: Sequence[Polished], cameras: Cam
     return added, replace(cameras, cam_from_world=pose)
 
 
+def _more_views(
+    content: Content, kept: Sequence[TwoView], added: Sequence[Second], cameras: Cameras, config: Config
+) -> list[TwoView]:
+    """The pairs, those of frames that were added, and what is found along the epipolar lines of all."""
+    views = [*kept, *(view for second in added for view in second.views)]
+    return match_along_lines(views, cameras, content.keypoints, content.descriptors, config.max_error_px)
+
+
 def _matches_of(content: Content, frame: int) -> dict[int, Int64[np.ndarray, "M 2"]]:
     """All matches of a frame as (own keypoint, other's keypoint), by the other frame."""
     found = {}
@@ -124,6 +147,7 @@ def _component_facts(item: Polished) -> dict[str, Any]:
         "polished": item.used,
         "reason": item.reason,
         "held_out_px": list(item.held_out_px),
+        "used_depth": item.used_depth,
     }
 
 
@@ -163,6 +187,7 @@ def _image_rows(
         if adjustment is not None and component[frame] >= 0:
             row["inlier_share"] = float(adjustment.diagnosis.inlier_share[frame])
             row["depth_error"] = float(adjustment.diagnosis.depth_error[frame])
+            row["parallax_px"] = float(adjustment.diagnosis.parallax_px[frame])
             row["sigma"] = spread_of(adjustment.pose_covariance[frame].numpy())
         rows.append(row)
     return rows

@@ -15,11 +15,12 @@ from mbasfm.errors import InputError
 from mbasfm.export import KINDS, export_scene, original_cameras, write_images
 from mbasfm.fuse import View
 from mbasfm.infer import in_parallel, values_at
+from mbasfm.io.colmap_model import read_model
 from mbasfm.io.depth_maps import write_depth
 from mbasfm.io.images import Photo
 from mbasfm.models.base import DepthEstimate
 from mbasfm.reconstruction import Reconstruction
-from mbasfm.scene import Scene, observations, read_model, read_scenes
+from mbasfm.scene import Scene, observations, read_scenes
 from mbasfm.types import Cameras
 from mbasfm.undistort import is_distorted, undistort_map
 from mbasfm.watch import Watch
@@ -75,7 +76,7 @@ def _remove_older(folder: Path) -> None:
     try:
         outputs = json.loads((folder / "report.json").read_text(encoding="utf-8"))["outputs"]
         older = [folder / path for paths in outputs.values() for path in paths]
-    except (OSError, ValueError, KeyError, AttributeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return
     for path in older:
         if folder.resolve() in path.resolve().parents:

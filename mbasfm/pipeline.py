@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from mbasfm.adjust import Adjustment, adjust
-from mbasfm.calibrate import Start
+from mbasfm.calibrate import Start, known_intrinsics
 from mbasfm.config import Config, stages_of
-from mbasfm.content import Content, infer
+from mbasfm.content import PAIR_MODES, Content, infer
 from mbasfm.depth_check import drop_contradictions
 from mbasfm.errors import InputError
 from mbasfm.finish import finish
@@ -19,6 +19,7 @@ from mbasfm.infer import WORKERS
 from mbasfm.initialize import initialize_cameras
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
+from mbasfm.io.lists import read_pairs
 from mbasfm.io.masks import with_masks
 from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video
 from mbasfm.outputs import check_room, refuse_overwriting, write_scene
@@ -55,6 +56,7 @@ def reconstruct(
     if output is not None:
         refuse_overwriting(Path(output), found, config.depth)
         check_room(Path(output), found)
+    check_given(found, config)
     content = infer(found, config, store, watch)
     start, verified = verify_pairs(content, config, store, watch)
     views = build_graph(content, start, verified, config, watch)
@@ -69,6 +71,13 @@ def reconstruct(
         write_scene(result, content, Path(output), watch)
         write_report(Path(output))
     return result
+
+
+def check_given(photos: Sequence[Photo], config: Config) -> None:
+    """Read files that are needed late now: what is wrong with them should not be said after hours of work."""
+    known_intrinsics(photos, config)
+    if config.pairs not in PAIR_MODES:
+        read_pairs(Path(config.pairs), [photo.name for photo in photos])
 
 
 def _cache_folder(output: Path | str | None, cache: Path | str | None) -> Path | None:

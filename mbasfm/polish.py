@@ -10,6 +10,7 @@ import numpy as np
 import pycolmap
 import torch
 
+from mbasfm.depth_terms import VIRTUAL, DepthTerms, take_back, weigh_depth, with_depth
 from mbasfm.geometry import rotation_angle
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints
@@ -52,6 +53,8 @@ class Polished:
     """Why the cameras were left as they were; empty if polish was used."""
     held_out_px: tuple[float, float]
     """Median epipolar distance of held-out matches before and after."""
+    used_depth: bool = False
+    """Whether depth was good enough to be adjusted with the tracks."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ class Mapper:
     ):
         """``prior_focal``: of each camera, where its focal length is believed to be; by default where it is."""
         self.model = model
+        self.depth: DepthTerms | None = None
         self._prior_focal = prior_focal or _focals(model)
         graph = pycolmap.CorrespondenceGraph()
         for image_id, image in model.images.items():
@@ -170,11 +174,15 @@ class Mapper:
         self._triangulator.merge_all_tracks(self._options)
 
     def adjust(self, freedom: Freedom, loss_px: float, tolerance: float) -> pycolmap.CeresBundleAdjuster:
-        """Move cameras and points to the minimum of the robust reprojection error."""
+        """Move cameras and points to the minimum of the robust reprojection error.
+
+        Depth joins where intrinsics are held: it was corrected with them as they are, and would hold on to them.
+        """
         options = pycolmap.BundleAdjustmentOptions()
         options.refine_focal_length = freedom.focal
         options.refine_extra_params = freedom.lens
         options.refine_principal_point = freedom.lens
+        options.refine_sensor_from_rig = False
         options.print_summary = False
         options.min_track_length = 2
         options.ceres.loss_function_type = pycolmap.LossFunctionType.CAUCHY
@@ -182,12 +190,22 @@ class Mapper:
         options.ceres.auto_select_solver_type = True
         options.ceres.solver_options.function_tolerance = tolerance
         options.ceres.solver_options.num_threads = 1  # with more, sums come in another order each time
+        depth = self.depth if freedom == HELD else None
+        model = with_depth(self.model, depth, max(self.noise_px(), MIN_NOISE_PX)) if depth else self.model
         config = pycolmap.BundleAdjustmentConfig()
-        for image_id in self.model.images:
+        for image_id in model.images:
             config.add_image(image_id)
-        config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
-        adjuster = pycolmap.create_default_ceres_bundle_adjuster(options, config, self.model)
+        for camera_id in model.cameras:
+            if camera_id >= VIRTUAL:
+                config.set_constant_cam_intrinsics(camera_id)
+        if depth:
+            config.set_constant_rig_from_world_pose(min(model.frames))  # depth knows the scale
+        else:
+            config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+        adjuster = pycolmap.create_default_ceres_bundle_adjuster(options, config, model)
         adjuster.solve()
+        if depth:
+            take_back(self.model, model)
         return adjuster
 
     def noise_px(self) -> float:
@@ -300,6 +318,7 @@ def polish(
         if num_points < MIN_POINTS:
             reason = f"only {num_points} points could be triangulated; {MIN_POINTS} are needed"
             break
+        mapper.depth = weigh_depth(mapper.model, cameras, keypoints)
         mapper.settle(settings.freedom, _px(cameras, frames))
         if mapper.model.num_points3D() < MIN_LEFT * num_points:
             reason = f"only {mapper.model.num_points3D()} of {num_points} points were left"
@@ -313,7 +332,7 @@ def polish(
             reason = f"held-out matches got worse, {before:.2f} to {after:.2f} px"
     polished = cameras if reason else polished
     model = triangulate(names, frames, polished, views, keypoints)
-    return Polished(model, polished, not reason, reason, (before, after))
+    return Polished(model, polished, not reason, reason, (before, after), not reason and mapper.depth is not None)
 
 
 def _focals(model: pycolmap.Reconstruction) -> dict[int, float]:

@@ -13,6 +13,7 @@ import pycolmap
 from jaxtyping import Bool, Float64, Int64, UInt8
 from torch import Tensor
 
+from mbasfm.io.plain import write_text
 from mbasfm.types import Cameras, Frames, PoseGraph
 from mbasfm.undistort import is_distorted, undistort_model
 
@@ -50,7 +51,7 @@ class Reconstruction:
         """Write report.json."""
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(plain_json(self.report), indent=1)
-        (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+        write_text(folder / "report.json", text + "\n")
 
 
 def _write(model: pycolmap.Reconstruction, folder: Path) -> None:

@@ -16,9 +16,9 @@ from mbasfm.cli import main
 from mbasfm.content import Content
 from mbasfm.errors import InputError
 from mbasfm.export import KINDS, export_scene
-from mbasfm.fuse import View
+from mbasfm.fuse import MIN_SHARED, NUM_NEIGHBOURS, View, neighbours_of
 from mbasfm.graph import pose_graph
-from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of
+from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of, thinned
 from mbasfm.io.images import find_photos, read_upright
 from mbasfm.io.nerfstudio import Companions, transforms
 from mbasfm.io.ply import read_ply
@@ -275,6 +275,37 @@ def test_export_makes_the_same_files_again(scene):
             (folder / "scene" / path).unlink()
     assert main(["export", str(folder / "scene")]) == 0
     assert {path: (folder / "scene" / path).read_bytes() for path in paths} == before
+
+
+def test_little_memory_gives_the_same_files(scene, monkeypatch):
+    """One map at a time, and views compared two by two."""
+    _, folder, _ = scene
+    report = json.loads((folder / "scene" / "report.json").read_text())
+    paths = [folder / "scene" / path for paths in report["outputs"].values() for path in paths]
+    before = {path: path.read_bytes() for path in paths}
+    monkeypatch.setattr("mbasfm.scene.MAPS_IN_MEMORY", 1)
+    monkeypatch.setattr("mbasfm.fuse.VIEWS_AT_ONCE", 2)
+    export_scene(folder / "scene")
+    assert {path: path.read_bytes() for path in paths} == before
+
+
+def test_neighbours_are_those_that_share_most_points(monkeypatch):
+    generator = np.random.default_rng(0)
+    seen = [np.flatnonzero(generator.random(200) < share) for share in generator.uniform(0.0, 0.6, 11)]
+    monkeypatch.setattr("mbasfm.fuse.VIEWS_AT_ONCE", 3)
+    for own, found in enumerate(neighbours_of(seen)):
+        shared = {k: len(np.intersect1d(seen[own], seen[k])) for k in range(11) if k != own}
+        ranked = sorted((k for k in shared if shared[k] >= MIN_SHARED), key=lambda k: (-shared[k], k))
+        assert found == ranked[:NUM_NEIGHBOURS]
+
+
+def test_units_of_many_maps_come_from_evenly_spaced_values():
+    depth = np.linspace(1, 3, 600, dtype=np.float32).reshape(20, 30)
+    depth[0] = np.nan
+    few = thinned(depth, 50)
+    assert len(few) == 50 and few[0] == depth[1, 0] and few[-1] == 3
+    assert np.array_equal(thinned(depth, 1000), depth[1:].ravel())
+    assert np.median(few) == pytest.approx(np.nanmedian(depth), rel=0.02)
 
 
 # ----------------------------------------------------------------------------------------------------------------

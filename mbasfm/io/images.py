@@ -6,7 +6,8 @@ Pixels are always handed out upright: the orientation tag is applied on reading 
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from mbasfm.errors import InputError
+from mbasfm.io.arrays import MOST_EXPANSION
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif"})
 MIN_SIDE_PX = 64
@@ -71,29 +73,59 @@ def find_photos(source: Path) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...
 
 def read_upright(path: Path) -> UInt8[np.ndarray, "H W 3"]:
     """RGB pixels with the orientation tag applied; 16-bit and grey images are brought to 8 bits and three channels."""
-    with Image.open(path) as image:
-        upright = ImageOps.exif_transpose(image)
-        return np.asarray(_to_rgb(upright))
+    with _opened(path) as image:
+        return np.asarray(_upright_rgb(image))
 
 
 def read_small(path: Path, long_side: int) -> UInt8[np.ndarray, "h w 3"]:
     """An upright thumbnail; JPEG files are decoded no larger than needed."""
-    with Image.open(path) as image:
+    with _opened(path) as image:
         image.draft("RGB", (2 * long_side, 2 * long_side))
-        upright = ImageOps.exif_transpose(image)
-        small = _to_rgb(upright)
+        small = _upright_rgb(image)
         small.thumbnail((long_side, long_side))
         return np.asarray(small)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    return (_to_8_bit(image) if image.mode.startswith(("I", "F")) else image).convert("RGB")
+def read_first_small(paths: Iterable[Path], long_side: int) -> UInt8[np.ndarray, "h w 3"] | None:
+    """A thumbnail from the first of several places that has the photograph."""
+    for path in paths:
+        try:
+            return read_small(path, long_side)
+        except InputError:
+            continue
+    return None
+
+
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    upright = ImageOps.exif_transpose(image)
+    return (_to_8_bit(upright) if upright.mode.startswith(("I", "F")) else upright).convert("RGB")
 
 
 def is_upright(path: Path) -> bool:
     """Whether the pixels of a file are stored as they should be seen."""
-    with Image.open(path) as image:
+    with _opened(path) as image:
         return image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+
+
+def is_plausible(path: Path) -> bool:
+    """Whether a picture is no larger than its file can hold, as far as its header can be read."""
+    try:
+        with Image.open(path) as image:
+            return image.width * image.height <= MOST_EXPANSION * path.stat().st_size
+    except Exception:  # not every kind of picture is known here
+        return True
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """A picture; all that goes wrong with it becomes one kind of error, for a damaged file raises many."""
+    try:
+        with Image.open(path) as image:
+            yield image
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: the file does not exist") from error
+    except Exception as error:
+        raise InputError(f"{path}: cannot be decoded ({error})") from error
 
 
 def write_image(path: Path, pixels: UInt8[np.ndarray, "H W 3"]) -> None:
@@ -139,20 +171,29 @@ def _inspect(name: str, path: Path) -> Photo | SkippedFile:
     """Decode once: a file that cannot be decoded to its end is found here, not hours later."""
     try:
         content = path.read_bytes()
+        if not content:
+            return SkippedFile(name, "cannot be decoded (the file is empty)")
         with Image.open(path) as image:
-            image.load()
-            exif = image.getexif()
-            width, height = image.size
+            width, height = _upright_rgb(image).size
+            focal_px, device = _metadata(image, width, height)
     except FileNotFoundError:
         return SkippedFile(name, "the file does not exist")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError:
+        return SkippedFile(name, "cannot be decoded (no known kind of picture)")
+    except Exception as error:  # a damaged file raises many kinds of errors; all mean the same here
         return SkippedFile(name, f"cannot be decoded ({error})")
     if min(width, height) < MIN_SIDE_PX:
         return SkippedFile(name, f"only {width} x {height} px; at least {MIN_SIDE_PX} px per side are needed")
-    if exif.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):
-        width, height = height, width
-    digest = hashlib.sha256(content).hexdigest()
-    return Photo(name, path, width, height, exif_focal_px(exif, width, height), _device(exif), digest)
+    return Photo(name, path, width, height, focal_px, device, hashlib.sha256(content).hexdigest())
+
+
+def _metadata(image: Image.Image, width: int, height: int) -> tuple[float | None, str]:
+    """Focal length [px] and device; damaged metadata say nothing, but the picture may be good."""
+    try:
+        exif = image.getexif()
+        return exif_focal_px(exif, width, height), _device(exif)
+    except Exception:
+        return None, ""
 
 
 def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
@@ -160,7 +201,7 @@ def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
     details = exif.get_ifd(ExifTags.IFD.Exif)
     film = _number(details.get(ExifTags.Base.FocalLengthIn35mmFilm))
     if film:
-        return film / FILM_DIAGONAL_MM * math.hypot(width, height)
+        return _plausible(film / FILM_DIAGONAL_MM * math.hypot(width, height), width, height)
     focal_mm = _number(details.get(ExifTags.Base.FocalLength))
     per_unit = _number(details.get(ExifTags.Base.FocalPlaneXResolution))
     unit_mm = MM_PER_UNIT.get(int(_number(details.get(ExifTags.Base.FocalPlaneResolutionUnit)) or 2))
@@ -168,8 +209,11 @@ def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
     if not (focal_mm and per_unit and unit_mm):
         return None
     shrink = max(width, height) / max(original, 1) if original else 1.0  # the tag speaks of the picture as taken
-    focal = focal_mm * per_unit / unit_mm * shrink
-    return focal if 0.1 * max(width, height) < focal < 100 * max(width, height) else None
+    return _plausible(focal_mm * per_unit / unit_mm * shrink, width, height)
+
+
+def _plausible(focal_px: float, width: int, height: int) -> float | None:
+    return focal_px if 0.1 * max(width, height) < focal_px < 100 * max(width, height) else None
 
 
 def _number(value: object) -> float | None:
