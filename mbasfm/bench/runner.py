@@ -17,6 +17,7 @@ from mbasfm import __version__
 from mbasfm.bench.jobs import Job
 from mbasfm.bench.registry import find_task
 from mbasfm.errors import InputError
+from mbasfm.io.plain import write_text
 from mbasfm.reconstruction import plain_json
 
 Record = dict[str, Any]
@@ -49,11 +50,8 @@ class Results:
     def write(self, job: Job, record: Record) -> None:
         """As a whole or not at all."""
         self.runs.mkdir(parents=True, exist_ok=True)
-        path = self.runs / f"{job.key}.json"
-        path.with_suffix(".part").write_text(
-            json.dumps(plain_json(record), indent=1, allow_nan=False), encoding="utf-8"
-        )
-        path.with_suffix(".part").replace(path)
+        content = json.dumps(plain_json(record), indent=1, allow_nan=False)
+        write_text(self.runs / f"{job.key}.json", content)
 
     def all(self) -> list[Record]:
         """Every record of the folder."""

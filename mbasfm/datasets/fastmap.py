@@ -4,7 +4,6 @@ Groups are MipNeRF-360, Tanks and Temples in three parts, NeRF-OSR, DroneDeploy,
 A scene is named GROUP/SCENE. Its evaluation also reads truth as a JSON list of {fname, c2w}, and so does this.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from mbasfm.datasets.base import DatasetScene, Published, invert_pose, scene_of_poses
 from mbasfm.errors import InputError
+from mbasfm.io.plain import read_json
 from mbasfm.io.poses import PoseFile, read_poses
 
 PUBLISHED = Published("FastMap's collection", "https://huggingface.co/datasets/whc/fastmap_sfm")
@@ -49,8 +49,8 @@ class FastMap:
 
 
 def _from_list(path: Path) -> PoseFile:
+    entries = read_json(path)
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
         rows = [(str(entry["fname"]), np.array(entry["c2w"], dtype=np.float64)) for entry in entries]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: must be a JSON list of {{fname, c2w}} ({error!r})") from error

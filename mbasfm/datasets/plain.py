@@ -1,11 +1,11 @@
 """Scenes as images/ and gt.json: {"images": {name: {K, width, height, R, t}}}, reloc.json with lists map and query."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mbasfm.datasets.base import DatasetScene, Published, scene_of_poses
 from mbasfm.errors import InputError
+from mbasfm.io.plain import read_json
 from mbasfm.io.poses import read_poses
 
 PUBLISHED = Published("the plain form", "docs/evaluation.md, which says what to put there")
@@ -33,12 +33,12 @@ class Plain:
 def _splits(path: Path, scene: DatasetScene) -> dict[str, tuple[str, ...]]:
     if not path.is_file():
         return {}
+    content = read_json(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
         splits = {"map": tuple(content["map"]), "query": tuple(content["query"])}
         if "map_dir" in content:  # the map is another scene
             del splits["map"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise InputError(f'{path}: must be JSON with lists "map" and "query" ({error!r})') from error
     unknown = next((name for names in splits.values() for name in names if name not in scene.names), None)
     if unknown is not None:
