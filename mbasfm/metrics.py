@@ -44,10 +44,6 @@ class PairErrors:
         """The larger of rotation and translation error."""
         return torch.maximum(self.rotation_deg, self.folded_deg if folded else self.translation_deg)
 
-    def only(self, counted: Bool[Tensor, " P"]) -> "PairErrors":
-        """Some of the pairs."""
-        return PairErrors(self.rotation_deg[counted], self.translation_deg[counted], self.known[counted])
-
 
 def all_pairs(num_frames: int, ordered: bool = False) -> Int64[Tensor, "P 2"]:
     """Pairs i < j; ordered: (j, i) too, behind them.

@@ -3,7 +3,7 @@
 import difflib
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -107,11 +107,6 @@ def parse_recipe(content: Mapping[str, Any], name: str, place: str) -> Recipe:
     for variant in recipe.variants:
         _check_settings({**recipe.settings, **variant.settings}, f"{place}, variant {variant.name}")
     return recipe
-
-
-def as_json(recipe: Recipe) -> dict[str, Any]:
-    """For the results folder."""
-    return asdict(recipe)
 
 
 def _checked(content: Mapping[str, Any], kind: type, place: str, given: Sequence[str] = ()) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from mbasfm.bench.published import load_published
 from mbasfm.bench.recipe import Recipe, Variant, list_recipes, load_recipe
 from mbasfm.bench.registry import TASKS, find_task
 from mbasfm.bench.runner import Record, Results, run_jobs
-from mbasfm.bench.tables import markdown, means, run_table, summarise, value_text
+from mbasfm.bench.tables import markdown, means, summarise, value_text
 from mbasfm.datasets.registry import open_dataset
 from mbasfm.errors import ConfigError
 
@@ -138,7 +138,6 @@ def _line(record: Record, recipe: Recipe) -> str:
 
 def _show(recipe: Recipe, records: list[Record], console: Console) -> None:
     rows = summarise(records)
-    header, _ = run_table(rows, ())
     table = Table("scene", "variant", "method", "registered", *recipe.measures, "s", box=box.SIMPLE_HEAD)
     for row in (*rows, *means(recipe, records)):
         place = row.scene if row.group == "all" else f"{row.scene}, {row.group}"

@@ -46,6 +46,10 @@ class Eval:
                 folded = score.measures.get(f"{name} folded")
                 table.add_row(name, _text(value), "" if folded is None else _text(folded))
         console.print(table)
+        if protocol.covisible and self.pairs is None:
+            console.print(
+                "all pairs count; the protocol is about co-visible ones: list them in --pairs", highlight=False
+            )
         strangers = f"; {score.num_strangers} more are not in the truth" if score.num_strangers else ""
         console.print(f"{score.num_registered} of {score.num_images} images have a pose{strangers}", highlight=False)
         return 0

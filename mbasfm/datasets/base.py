@@ -1,6 +1,6 @@
 """What all datasets share: the noun, and reading numbers with messages that name file and line."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -123,17 +123,6 @@ def read_world_from_cam(path: Path) -> Float64[np.ndarray, "3 4"] | None:
     """cam_from_world of a 4 x 4 text file with world_from_cam; None where it is infinite: tracking was lost."""
     place, matrix = read_matrix(path, 4, 4)
     return invert_pose(matrix, place) if np.isfinite(matrix).all() else None
-
-
-def read_names(path: Path, known: Iterable[str]) -> tuple[str, ...]:
-    """Names of images, one per line, each of them known."""
-    there, found = set(known), []
-    for place, line in numbered_lines(path):
-        if line and line not in there:
-            raise InputError(f"{place}: no image is named {line}")
-        if line:
-            found.append(line)
-    return tuple(found)
 
 
 def scene_of_poses(name: str, images: Path, poses: PoseFile, published: Published) -> DatasetScene:
