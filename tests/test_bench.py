@@ -354,6 +354,13 @@ def test_published_figures_stand_beside_and_are_marked():
     assert "| a | 0.500 | 0.250 | 0.700 |" in text and "a paper" in text
 
 
+def test_a_mean_over_some_scenes_does_not_stand_beside_a_published_one():
+    recipe = replace(RECIPE, scenes=("a", "b", "c"), measures=("AUC@5",))
+    records = [record("a"), record("b")]
+    (_, _, body), *_ = pivots(recipe, summarise(records), means(recipe, records), [PUBLISHED])
+    assert body == [["a", "0.500", "0.700"], ["b", "0.500", ""], ["mean of 2 of 3 scenes", "0.500", ""]]
+
+
 def test_ours_against_the_best_of_the_others():
     faster = record("a", "glomap", value=0.25, stages={"features": 2.0, "verify": 1.0, "map": 1.0})
     records = [record("a", value=0.5), record("a", "colmap", value=0.375), faster]

@@ -1,6 +1,7 @@
 """The HTML page of a results folder: tables and plots in one file that loads nothing."""
 
 import math
+import re
 from collections.abc import Sequence
 from html import escape
 from string import Template
@@ -58,7 +59,7 @@ def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     lines = []
     for cells in body:
         line = "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(cells, kinds, strict=True))
-        lines.append(f"<tr{' class=mean' if cells[0].split(',')[0] == MEAN else ''}>{line}</tr>")
+        lines.append(f"<tr{' class=mean' if re.split('[ ,]', cells[0])[0] == MEAN else ''}>{line}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 

@@ -114,6 +114,7 @@ def pivots(
 ) -> list[tuple[str, list[str], list[list[str]]]]:
     """For each variant and measure a table of scenes by methods: title, header, body."""
     tables = []
+    missing = set(recipe.scenes) - {row.scene for row in rows}
     for variant in dict.fromkeys(row.variant for row in rows):
         mine = [row for row in (*rows, *totals) if row.variant == variant]
         methods = list(dict.fromkeys(row.method for row in mine))
@@ -127,11 +128,13 @@ def pivots(
             body = []
             for scene, group in places:
                 cells = [_cell(mine, scene, group, method, measure) for method in methods]
-                if group == WHOLE:
+                partial = scene == MEAN and bool(missing)  # a published mean is over all scenes
+                if group == WHOLE and not partial:
                     cells += [value_text(table.value(scene, name, measure)) for table, name in others]
                 else:
                     cells += [""] * len(others)
-                body.append([_place(scene, group), *cells])
+                note = f" of {len(recipe.scenes) - len(missing)} of {len(recipe.scenes)} scenes" if partial else ""
+                body.append([_place(scene, group) + note, *cells])
             tables.append((measure if variant == "default" else f"{measure}, {variant}", header, body))
     return tables
 
