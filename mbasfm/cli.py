@@ -11,7 +11,9 @@ from typing import Annotated, Any
 import tyro
 
 from mbasfm import __version__
+from mbasfm.commands.bench import Bench
 from mbasfm.commands.demo import Demo
+from mbasfm.commands.eval import Eval
 from mbasfm.commands.export import Export
 from mbasfm.commands.models import Models
 from mbasfm.commands.report import Report
@@ -29,6 +31,8 @@ COMMANDS: dict[str, type] = {
     "view": View,
     "export": Export,
     "report": Report,
+    "eval": Eval,
+    "bench": Bench,
     "demo": Demo,
     "models": Models,
 }

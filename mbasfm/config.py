@@ -73,6 +73,13 @@ SPLIT_STAGES = (SPLIT,)
 """The default."""
 
 
+def with_loss(loss: Loss) -> tuple[Stage, ...]:
+    """The paper's stages with a rival loss. L2 and its kin have no threshold of their own: they see all residuals."""
+    has_threshold = loss in ("mba", "truncated_l1")
+    fine = FINE if has_threshold else replace(FINE, tau_max=COARSE.tau_max, log_scale=COARSE.log_scale)
+    return replace(COARSE, loss=loss), replace(fine, loss=loss)
+
+
 Objective = Literal["split", "paper"]
 Solver = Literal["lm", "adam"]
 Grouping = Literal["shared", "per-folder", "per-image"]
@@ -80,6 +87,7 @@ LensKind = Literal["auto", "pinhole", "simple-radial", "radial", "opencv", "fish
 BENT: tuple[LensKind, ...] = ("simple-radial", "radial", "opencv", "fisheye")
 """Lenses whose distortion is looked for from the start."""
 Tree = Literal["consistent", "paper"]
+Extent = Literal["all", "coarse", "none"]
 Preset = Literal["fast", "default", "accurate"]
 MOST = 1_000_000
 """Of samples, tracks and steps: more is a typing error."""
@@ -117,6 +125,10 @@ class Config:
     """Which pairs to match: auto, exhaustive, sequential, retrieval, or a file with two names per line."""
     objective: Objective = "split"
     """``split`` separates epipolar line and depth; ``paper`` is the published objective."""
+    loss: Loss | None = None
+    """A rival loss in the stages of objective ``paper``, to compare with."""
+    stages: Extent = "all"
+    """How much is adjusted: all stages, the first one only, or none."""
     solver: Solver = "lm"
     tree: Tree = "consistent"
     """How frames join at the start: by verified inliers and consistent triplets, or the paper's greedy tree."""
@@ -146,6 +158,8 @@ class Config:
             raise ConfigError("prior_sigma_m and prior_sigma_deg must be positive")
         if self.priors is not None and self.solver == "adam":
             raise ConfigError("the solver adam uses no priors; leave out --priors or --solver")
+        if self.loss is not None and self.objective != "paper":
+            raise ConfigError("a rival loss needs objective paper; the split residual has its own")
         if not 0 <= self.min_covisibility <= 1 or not 0 <= self.min_confidence < 1:
             raise ConfigError("min_covisibility and min_confidence must be shares between 0 and 1")
         counts = self.samples_per_edge, self.adam_steps, self.tracks_per_frame
@@ -166,6 +180,12 @@ PRESETS: dict[Preset, Config] = {
 def stages_of(config: Config) -> tuple[Stage, ...]:
     """The rounds of adjustment that a configuration asks for."""
     stages = SPLIT_STAGES if config.objective == "split" else (COARSE, *annealed(FINE))
+    if config.loss is not None:
+        stages = with_loss(config.loss)
+    if config.stages != "all":
+        stages = stages[:1]
+    if config.stages == "none":
+        return tuple(replace(stage, max_steps=0, restarts=0) for stage in stages)
     if config.solver == "adam":
         return tuple(replace(stage, solver="adam", max_steps=config.adam_steps) for stage in stages)
     return stages

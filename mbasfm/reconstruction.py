@@ -50,7 +50,7 @@ class Reconstruction:
     def save_report(self, folder: Path) -> None:
         """Write report.json."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_plain(self.report), indent=1)
+        text = json.dumps(plain_json(self.report), indent=1)
         write_text(folder / "report.json", text + "\n")
 
 
@@ -72,12 +72,12 @@ def spread_of(covariance: Float64[np.ndarray, "6 6"]) -> dict[str, Any]:
     return {"rotation_deg": np.rad2deg(sigma[:3]).tolist(), "translation": sigma[3:].tolist()}
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """JSON knows no NaN: what is not known becomes null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
