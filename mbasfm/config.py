@@ -150,16 +150,22 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what cannot work, before anything is computed."""
+        self._check_combinations()
+        self._check_ranges()
+
+    def _check_combinations(self) -> None:
         if self.cameras is not None and self.focal is not None:
             raise ConfigError("give either cameras or focal, not both")
-        if self.focal is not None and not 0 < self.focal < math.inf:
-            raise ConfigError(f"focal must be positive, not {self.focal}")
-        if not min(self.prior_sigma_m or 1.0, self.prior_sigma_deg) > 0:
-            raise ConfigError("prior_sigma_m and prior_sigma_deg must be positive")
         if self.priors is not None and self.solver == "adam":
             raise ConfigError("the solver adam uses no priors; leave out --priors or --solver")
         if self.loss is not None and self.objective != "paper":
             raise ConfigError("a rival loss needs objective paper; the split residual has its own")
+
+    def _check_ranges(self) -> None:
+        if self.focal is not None and not 0 < self.focal < math.inf:
+            raise ConfigError(f"focal must be positive, not {self.focal}")
+        if not min(self.prior_sigma_m or 1.0, self.prior_sigma_deg) > 0:
+            raise ConfigError("prior_sigma_m and prior_sigma_deg must be positive")
         if not 0 <= self.min_covisibility <= 1 or not 0 <= self.min_confidence < 1:
             raise ConfigError("min_covisibility and min_confidence must be shares between 0 and 1")
         counts = self.samples_per_edge, self.adam_steps, self.tracks_per_frame
