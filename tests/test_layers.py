@@ -15,6 +15,9 @@ MATHEMATICS = (
     "config",
     "geometry",
     "objective",
+    "five_point",
+    "epipolar",
+    "ransac",
     "residuals",
     "kernels",
     "rows",
@@ -47,6 +50,7 @@ MATHEMATICS = (
 )
 LAYERS = (
     *MATHEMATICS,
+    "rivals",
     "scenery",
     "staging",
     "synthetic",
