@@ -9,6 +9,7 @@ from mbasfm.diagnose import Diagnosis
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
 from mbasfm.export import export_scene
 from mbasfm.metrics import pose_auc, pose_errors_deg
+from mbasfm.pair import PairPose, two_view
 from mbasfm.pipeline import reconstruct
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.report import write_report
@@ -36,6 +37,7 @@ __all__ = [
     "MBAError",
     "PAPER_STAGES",
     "PRESETS",
+    "PairPose",
     "PoseGraph",
     "Priors",
     "Reconstruction",
@@ -50,6 +52,7 @@ __all__ = [
     "pose_auc",
     "pose_errors_deg",
     "reconstruct",
+    "two_view",
     "write_report",
 ]
 

@@ -15,6 +15,7 @@ from mbasfm.commands.demo import Demo
 from mbasfm.commands.export import Export
 from mbasfm.commands.models import Models
 from mbasfm.commands.report import Report
+from mbasfm.commands.pair import Pair
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
 from mbasfm.commands.view import View
 from mbasfm.config import PRESETS, Config
@@ -27,6 +28,7 @@ DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` p
 COMMANDS: dict[str, type] = {
     "sfm": Sfm,
     "view": View,
+    "pair": Pair,
     "export": Export,
     "report": Report,
     "demo": Demo,

@@ -152,7 +152,7 @@ def _determinant(rows: Float[Tensor, "B 3 3 5"]) -> Float[Tensor, "B 11"]:
 
 
 def _roots(polynomial: Float[Tensor, "B 11"]) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """All real roots as s / c, and whose they are, in order; large ones are inverse roots of the reversed polynomial."""
+    """All real roots as s / c, and whose they are, in order; large ones are inverse roots of the reversed one."""
     both = torch.cat([polynomial, polynomial.flip(-1)])
     owner, root = _roots_within_one(both)
     is_inverse = owner >= len(polynomial)

@@ -35,6 +35,11 @@ NUM_THRESHOLDS = 100
 """T of S^m."""
 CHI_QUANTILE = 3.6437
 """Of the chi distribution with four degrees of freedom, at 0.99: tau in sigmas."""
+L1_FLOOR = 0.05
+"""Weights 1 / r grow no further below this share of tau."""
+NUM_BINS = 64
+MAX_STEP = 0.2
+"""[rad], also for the direction of translation."""
 PAIRS_PER_CHUNK = 16
 """So that residuals of all hypotheses of a chunk stay in the cache."""
 
@@ -49,20 +54,25 @@ class RansacSettings:
     tau_px: float = 2.0
     """Threshold, or the largest of the thresholds [px]."""
     samples: int = 64
-    """Minimal samples per round; the paper takes one round of 64."""
-    rounds: int = 1
-    """At most so many rounds: more than one adapts to the share of inliers."""
+    """Minimal samples per round."""
+    rounds: int = 16
+    """At most so many, until the share of inliers says that it is enough; the paper takes one round."""
     confidence: float = 0.9999
     """Stop when a sample of inliers has been drawn with this probability."""
     candidates: int = 4
-    """So many of the best hypotheses of a round are refined; 0 leaves the best as it is."""
-    steps: int = 8
-    """Of refinement."""
+    """So many of the best hypotheses of a round climb to a higher S^m; 0 leaves the best as it is."""
+    climb_steps: int = 3
+    refine_steps: int = 8
+    """Of the last refinement, which is for the best only."""
     loss: str = "mixture"
-    """Weights of refinement, from ``mbasfm.objective``."""
+    """Weights of the last refinement, from ``mbasfm.objective``."""
     reach: float = 4.0
-    """Residuals up to so many tau take part in refinement."""
+    """Residuals up to so many tau take part in it."""
     seed: int = 0
+
+
+PAPER_BUDGET = RansacSettings(rounds=1)
+"""64 minimal samples for every pair."""
 
 
 @dataclass(frozen=True)
@@ -181,26 +191,48 @@ def _side_by_side(poses: Float[Tensor, "R 3 4"], pair: Int[Tensor, " R"], num_pa
 # Refinement
 
 
+def climb(
+    j_from_i: Float[Tensor, "P 3 4"], forms: Forms, is_match: Bool[Tensor, "P M"], tau_px: float, steps: int
+) -> Float[Tensor, "P 3 4"]:
+    """Towards a higher S^m, whose gradient is that of a truncated L1 norm: the weights are 1 / r up to tau."""
+    for _ in range(steps):
+        residual, slope = sampson_linearized(j_from_i, forms)
+        size = residual.abs()
+        weight = ((size < tau_px) & is_match) / size.clamp_min(L1_FLOOR * tau_px)
+        j_from_i = _least_squares_step(j_from_i, residual, slope, weight)
+    return j_from_i
+
+
 def refine(
     j_from_i: Float[Tensor, "P 3 4"], forms: Forms, is_match: Bool[Tensor, "P M"], settings: RansacSettings
 ) -> Float[Tensor, "P 3 4"]:
     """Iteratively re-weighted least squares of Sampson distances; each pair's weights follow its own residuals."""
     reach = settings.reach * settings.tau_px
-    binning = Binning(reach, num_bins=64, log_scale=0.05 * reach)
+    binning = Binning(reach, num_bins=NUM_BINS, log_scale=0.05 * reach)
     group = torch.arange(len(j_from_i))
-    eye = torch.eye(5, dtype=j_from_i.dtype, device=j_from_i.device)
     mass = is_match.double()
-    for _ in range(settings.steps):
+    for step in range(settings.refine_steps):
         residual, slope = sampson_linearized(j_from_i, forms)
         size = residual.abs()
-        table = fit_weights(fit_distribution(size, mass, binning, group, len(group)), settings.loss, 1)
+        if step % 2 == 0:  # the distribution changes little from step to step
+            table = fit_weights(fit_distribution(size, mass, binning, group, len(group)), settings.loss, 1)
         weight = table.weight.flatten()[table.slots(binning.index(size), group)].view_as(size) * mass
-        weighted = slope * weight[:, None]
-        normal, gradient = weighted @ slope.mT, weighted @ residual[..., None]
-        damping = 1e-6 * normal.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-12)
-        step, _ = torch.linalg.solve_ex(normal + damping[:, None, None] * eye, gradient)
-        j_from_i = moved(j_from_i, -step.squeeze(-1).nan_to_num().clamp(-0.2, 0.2))
+        j_from_i = _least_squares_step(j_from_i, residual, slope, weight)
     return j_from_i
+
+
+def _least_squares_step(
+    j_from_i: Float[Tensor, "P 3 4"],
+    residual: Float[Tensor, "P M"],
+    slope: Float[Tensor, "P 5 M"],
+    weight: Float[Tensor, "P M"],
+) -> Float[Tensor, "P 3 4"]:
+    weighted = slope * weight[:, None]
+    normal, gradient = weighted @ slope.mT, weighted @ residual[..., None]
+    damping = 1e-6 * normal.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-12)
+    eye = torch.eye(5, dtype=normal.dtype, device=normal.device)
+    step, _ = torch.linalg.solve_ex(normal + damping[:, None, None] * eye, gradient)
+    return moved(j_from_i, -step.squeeze(-1).nan_to_num().clamp(-MAX_STEP, MAX_STEP).double())
 
 
 def estimate_poses(matches: MatchBatch, settings: RansacSettings | None = None) -> RelativePoses:
@@ -214,20 +246,18 @@ def estimate_poses(matches: MatchBatch, settings: RansacSettings | None = None) 
 
 
 def _estimate_chunk(matches: MatchBatch, settings: RansacSettings) -> RelativePoses:
-    single, double = (sampson_forms(matches, dtype) for dtype in (torch.float32, torch.float64))
+    forms = sampson_forms(matches, torch.float32)
     best = _Best.empty(matches.num_pairs)
     active = torch.arange(matches.num_pairs)
     for number in range(settings.rounds):
-        some = matches.pairs(active)
-        forms_32, forms_64 = (_chosen(forms, active) for forms in (single, double))
+        some, some_forms = matches.pairs(active), _chosen(forms, active)
         poses, valid = minimal_hypotheses(some, settings.samples, settings.seed + number)
-        poses, scores = _best_of_round(poses, valid, some, forms_32, forms_64, settings)
-        best.update(active, poses, scores, settings.samples)
-        share = _inlier_share(best.pose[active], forms_64, some.is_match, settings.tau_px)
+        best.update(active, *_best_of_round(poses, valid, some, some_forms, settings), settings.samples)
+        share = _inlier_share(best.pose[active], some_forms, some.is_match, settings.tau_px)
         active = active[best.samples[active] < samples_needed(share, settings.confidence)]
         if len(active) == 0:
             break
-    return _finish(best, matches, double)
+    return finish_poses(best.pose, matches, settings, best.samples, best.score >= 0)
 
 
 def samples_needed(inlier_share: Float[Tensor, " P"], confidence: float) -> Float[Tensor, " P"]:
@@ -265,28 +295,27 @@ def _best_of_round(
     poses: Float[Tensor, "P H 3 4"],
     valid: Bool[Tensor, "P H"],
     matches: MatchBatch,
-    forms_32: Forms,
-    forms_64: Forms,
+    forms: Forms,
     settings: RansacSettings,
 ) -> tuple[Float[Tensor, "P 3 4"], Float[Tensor, " P"]]:
-    """Score all, refine the best few, and take the best of those."""
+    """Score all, let the best few climb, and take the best of those."""
     judge = settings.score, settings.tau_px
-    scores = score_matrices(essential_from_pose(poses), forms_32, matches.is_match, *judge).double()
-    scores = scores.masked_fill(~valid, -1)
+    scores = score_matrices(essential_from_pose(poses), forms, matches.is_match, *judge).masked_fill(~valid, -1)
     scores, order = scores.topk(min(max(settings.candidates, 1), scores.shape[1]), dim=1)
     width = scores.shape[1]
     poses = poses.gather(1, order[..., None, None].expand(-1, -1, 3, 4))
     if settings.candidates:
-        repeated = Forms(*(table.repeat_interleave(width, 0) for table in (forms_64.bilinear, forms_64.squares)))
-        refined = refine(poses.flatten(0, 1), repeated, matches.is_match.repeat_interleave(width, 0), settings)
-        refined = refined.unflatten(0, (-1, width))
-        again = score_matrices(essential_from_pose(refined), forms_64, matches.is_match, *judge)
-        again = again.masked_fill(scores < 0, -1)
-        # Refinement minimises another loss, so its score may be a little lower and the pose still better.
-        poses, scores = refined, again
+        repeated = Forms(*(table.repeat_interleave(width, 0) for table in (forms.bilinear, forms.squares)))
+        is_match = matches.is_match.repeat_interleave(width, 0)
+        higher = climb(poses.flatten(0, 1), repeated, is_match, settings.tau_px, settings.climb_steps)
+        higher = higher.unflatten(0, (-1, width))
+        again = score_matrices(essential_from_pose(higher), forms, matches.is_match, *judge)
+        better = again > scores
+        poses, scores = torch.where(better[..., None, None], higher, poses), torch.where(better, again, scores)
+        scores = scores.masked_fill(~valid.gather(1, order), -1)
     top = scores.argmax(1)
     row = torch.arange(len(top))
-    return poses[row, top], scores[row, top]
+    return poses[row, top], scores[row, top].double()
 
 
 def _inlier_share(
@@ -296,21 +325,28 @@ def _inlier_share(
     return ((squared < tau_px**2) & is_match).sum(1) / is_match.sum(1).clamp_min(1)
 
 
-def _finish(best: _Best, matches: MatchBatch, forms: Forms) -> RelativePoses:
-    """The one of four poses that has most of the weight in front of both cameras."""
-    rays_i, rays_j = homogeneous(matches.rays_i), homogeneous(matches.rays_j)
-    squared = sampson_squared(essential_from_pose(best.pose)[:, None], forms)[:, 0]
-    poses = poses_from_essential(essential_from_pose(best.pose))
+def finish_poses(
+    start: Float[Tensor, "P 3 4"],
+    matches: MatchBatch,
+    settings: RansacSettings,
+    samples: Int[Tensor, " P"],
+    found: Bool[Tensor, " P"],
+) -> RelativePoses:
+    """Refine, and of the four poses take that with most of the weight in front of both cameras."""
+    forms = sampson_forms(matches, torch.float64)
+    pose = refine(start, forms, matches.is_match, settings) if settings.candidates else start
+    squared = sampson_squared(essential_from_pose(pose)[:, None], forms)[:, 0]
+    poses = poses_from_essential(essential_from_pose(pose))
     shape = (-1, 4, -1, -1)
-    front = in_front(poses, rays_i[:, None].expand(shape), rays_j[:, None].expand(shape))
+    rays_i, rays_j = (homogeneous(rays)[:, None].expand(shape) for rays in (matches.rays_i, matches.rays_j))
+    front = in_front(poses, rays_i, rays_j)
     weight = matches.is_match / (1 + squared)
     which = (front * weight[:, None]).sum(-1).argmax(1)
     row = torch.arange(len(which))
-    found = best.score >= 0
-    pose = torch.where(found[:, None, None], poses[row, which], best.pose)
-    visible = matches.is_match & front[row, which] & found[:, None]
-    residual = squared.sqrt().masked_fill(~visible, torch.inf)
-    return RelativePoses(pose, found, best.score.clamp_min(0), residual, best.samples)
+    pose = torch.where(found[:, None, None], poses[row, which], start)
+    residual = squared.sqrt().masked_fill(~(matches.is_match & front[row, which] & found[:, None]), torch.inf)
+    score = SCORES[settings.score]((residual / settings.tau_px).square()).sum(1)
+    return RelativePoses(pose, found, score, residual, samples)
 
 
 def sigma_px(poses: RelativePoses, tau_px: float) -> Float[Tensor, " P"]:

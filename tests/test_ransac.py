@@ -12,6 +12,7 @@ from mbasfm.objective import marginalized_score
 from mbasfm.ransac import (
     CHI_QUANTILE,
     NUM_THRESHOLDS,
+    PAPER_BUDGET,
     SCORES,
     RansacSettings,
     draw_samples,
@@ -147,8 +148,8 @@ def test_every_score_finds_the_pose(score):
 
 def test_without_refinement_the_best_minimal_solution_is_returned():
     matches, truth, _ = make_pairs(6, 300, 0.2, seed=4)
-    rough = estimate_poses(matches, RansacSettings(candidates=0))
-    fine = estimate_poses(matches, RansacSettings())
+    rough = estimate_poses(matches, RansacSettings(rounds=1, candidates=0))
+    fine = estimate_poses(matches, PAPER_BUDGET)
     assert torch.equal(rough.samples, torch.full((6,), 64))
     error = [torch.maximum(*errors_deg(result.j_from_i, truth)).mean() for result in (rough, fine)]
     assert error[1] < 0.5 * error[0] and (fine.score > rough.score).all()
@@ -189,7 +190,7 @@ def test_a_pair_is_estimated_alike_alone_and_among_others():
 
 def test_the_seed_decides():
     matches, _, _ = make_pairs(3, 200, 0.5, seed=8)
-    runs = [estimate_poses(matches, RansacSettings(seed=seed, candidates=0)) for seed in (0, 0, 1)]
+    runs = [estimate_poses(matches, RansacSettings(seed=seed, rounds=1, candidates=0)) for seed in (0, 0, 1)]
     assert torch.equal(runs[0].j_from_i, runs[1].j_from_i)
     assert not torch.equal(runs[0].j_from_i, runs[2].j_from_i)
 
