@@ -14,8 +14,8 @@ from mbasfm import __version__
 from mbasfm.commands.demo import Demo
 from mbasfm.commands.export import Export
 from mbasfm.commands.models import Models
-from mbasfm.commands.report import Report
 from mbasfm.commands.pair import Pair
+from mbasfm.commands.report import Report
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
 from mbasfm.commands.view import View
 from mbasfm.config import PRESETS, Config
