@@ -9,6 +9,7 @@ from mbasfm.diagnose import Diagnosis
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
 from mbasfm.export import export_scene
 from mbasfm.metrics import pose_auc, pose_errors_deg
+from mbasfm.pair import PairPose, two_view
 from mbasfm.pipeline import reconstruct
 from mbasfm.pose_priors import PosePriors
 from mbasfm.reconstruction import Reconstruction
@@ -37,6 +38,7 @@ __all__ = [
     "MBAError",
     "PAPER_STAGES",
     "PRESETS",
+    "PairPose",
     "PoseGraph",
     "PosePriors",
     "Priors",
@@ -52,6 +54,7 @@ __all__ = [
     "pose_auc",
     "pose_errors_deg",
     "reconstruct",
+    "two_view",
     "write_report",
 ]
 

@@ -16,6 +16,7 @@ from mbasfm.commands.demo import Demo
 from mbasfm.commands.eval import Eval
 from mbasfm.commands.export import Export
 from mbasfm.commands.models import Models
+from mbasfm.commands.pair import Pair
 from mbasfm.commands.report import Report
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
 from mbasfm.commands.view import View
@@ -29,6 +30,7 @@ DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` p
 COMMANDS: dict[str, type] = {
     "sfm": Sfm,
     "view": View,
+    "pair": Pair,
     "export": Export,
     "report": Report,
     "eval": Eval,

@@ -134,7 +134,7 @@ def verify(
     estimate = _essential if calibrated else _fundamental
     j_from_i, fundamental, inliers = estimate(points_i, points_j, lenses, limit)
     minimal = ESSENTIAL_POINTS if calibrated else FUNDAMENTAL_POINTS
-    chance = max(_chance(points_i, limit), _chance(points_j, limit))
+    chance = max(chance_near_line(points_i, limit), chance_near_line(points_j, limit))
     alarms = log10_false_alarms(len(matches), int(inliers.sum()), minimal, chance)
     if inliers.sum() < MIN_INLIERS or inliers.mean() < MIN_INLIER_RATIO or alarms > MAX_LOG10_FALSE_ALARMS:
         return None
@@ -213,7 +213,7 @@ def _log_binomial(n: int, k: int) -> float:
     return float(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
 
 
-def _chance(points: Float64[np.ndarray, "M 2"], limit: float) -> float:
+def chance_near_line(points: Float64[np.ndarray, "M 2"], limit: float) -> float:
     """Share of the area in which matches lie that is near a given line: an object in the middle is not the image."""
     width, height = np.maximum(np.sqrt(12) * points.std(0), 4 * limit)  # sides of a uniform box with this spread
     return float(min(0.5, 2 * limit * np.hypot(width, height) / (width * height)))

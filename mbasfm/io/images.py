@@ -73,6 +73,18 @@ def find_photos(source: Path) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...
     return tuple(photos), tuple(skipped)
 
 
+def inspect_photos(paths: Sequence[Path]) -> tuple[Photo, ...]:
+    """Given photographs in the given order, named relative to their common folder; each must be usable."""
+    full = [Path(os.path.abspath(path)) for path in paths]
+    photos = []
+    for given, name, path in zip(paths, _names(full, Path()), full, strict=True):
+        photo = _inspect(name, path)
+        if isinstance(photo, SkippedFile):
+            raise InputError(f"{given}: {photo.reason}")
+        photos.append(photo)
+    return tuple(photos)
+
+
 def read_upright(path: Path) -> UInt8[np.ndarray, "H W 3"]:
     """RGB pixels with the orientation tag applied; 16-bit and grey images are brought to 8 bits and three channels."""
     with _opened(path) as image:
