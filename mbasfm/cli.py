@@ -12,6 +12,7 @@ import tyro
 from mbasfm import __version__
 from mbasfm.commands.demo import Demo
 from mbasfm.commands.export import Export
+from mbasfm.commands.localize import Localize
 from mbasfm.commands.models import Models
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
 from mbasfm.config import PRESETS, Config
@@ -23,6 +24,7 @@ EXIT_INTERRUPTED = 130
 DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` prints the version."
 COMMANDS: dict[str, type] = {
     "sfm": Sfm,
+    "localize": Localize,
     "export": Export,
     "demo": Demo,
     "models": Models,

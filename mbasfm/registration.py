@@ -1,0 +1,251 @@
+"""Registration of queries in a map: a start for each by its points, then adjustment with the map held.
+
+Where the map's depth is good, as a sensor's is, the paper's residual places queries by depth and matches alike. Where
+it is rough, the residual is split at the epipolar line. Which it is, is measured at the start.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from mbasfm.absolute import LIMITS_PX, Sightings, Support, best_pose, residuals_px, support_of
+from mbasfm.adjust import Adjustment, adjust
+from mbasfm.config import FINE, SPLIT, Stage, annealed
+from mbasfm.diagnose import diagnose
+from mbasfm.geometry import compose, epipolar_lines, invert, unit_rays
+from mbasfm.residuals import REFERENCE_LONG_SIDE
+from mbasfm.sampling import Keypoints, draw_samples
+from mbasfm.twoview import Lens, TwoView
+from mbasfm.types import Cameras, Fixed, Intrinsics, Samples
+
+AGREES_PX = 30.0
+"""A match takes part in the adjustment if the start puts its point that near [px at a long side of 1024]."""
+ROUGH_FACTOR = 3.0
+"""Without a point: if it lies that much further from its epipolar line than a verified match may."""
+GOOD_DEPTH = 0.05
+"""Relative error of depth below which the paper's residual is used."""
+MIN_EDGE = 4
+"""Frames of the map with fewer agreeing matches are left out."""
+MIN_INLIERS = 12
+MAX_LOG10_FALSE_ALARMS = -6.0
+MIN_INLIER_SHARE = 0.05
+"""Of the query's matched keypoints."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is held: frames of the map."""
+
+    cameras: Cameras
+    keypoints: Sequence[Keypoints]
+    """With depth in the world's unit."""
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A query as registration sees it."""
+
+    pixels: np.ndarray
+    """Keypoints (A, 2)."""
+    sightings: Sightings
+    lens: Lens
+    starts: tuple[np.ndarray, ...] = ()
+    """Poses to try besides those that the points suggest."""
+    holds_focal: bool = True
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Where a query is, and how sure that is."""
+
+    cam_from_world: Float64[np.ndarray, "3 4"] | None
+    """None: nothing was found."""
+    focal_px: Float64[np.ndarray, " 2"]
+    covariance: Float64[np.ndarray, "6 6"]
+    support: Support
+    reason: str
+    """Why it is not localized; empty if it is."""
+
+
+NOTHING = Support(0, 0, 0.0)
+NO_COVARIANCE = np.full((6, 6), np.nan)
+
+
+def register(
+    known: Known,
+    unknowns: Sequence[Unknown],
+    links: Mapping[tuple[int, int], Int64[np.ndarray, "_ 2"]],
+    samples_per_edge: int,
+    max_error_px: float,
+    seed: int,
+) -> list[Registered]:
+    """Poses of all queries at once; ``links`` are matches between them, by their numbers."""
+    starts = [best_pose(item.sightings, item.lens, item.starts) for item in unknowns]
+    good = {
+        number: pose
+        for number, (pose, item) in enumerate(zip(starts, unknowns, strict=True))
+        if pose is not None and not _doubt(support_of(pose, item.sightings, item.lens, LIMITS_PX[-1]))
+    }
+    results = [_failed(item, pose) for item, pose in zip(unknowns, starts, strict=True)]
+    if not good:
+        return results
+    problem = _Problem(known, [unknowns[number] for number in good], list(good.values()), max_error_px)
+    place = {number: place for place, number in enumerate(good)}
+    chosen = {(place[a], place[b]): matches for (a, b), matches in links.items() if a in good and b in good}
+    adjustment, first = problem.adjust(chosen, samples_per_edge, seed)
+    for number, pose in good.items():
+        results[number] = _judge(unknowns[number], pose, adjustment, first + place[number])
+    return results
+
+
+def _doubt(support: Support) -> str:
+    """Why the support is not enough; empty if it is."""
+    if support.num_keypoints == 0:
+        return "no match leads to a point of the map"
+    agree = f"only {support.num_inliers} of {support.num_keypoints} matched keypoints agree with the best pose"
+    if support.num_inliers < MIN_INLIERS or support.inlier_share < MIN_INLIER_SHARE:
+        return agree
+    return f"{agree}, as many as chance allows" if support.log10_false_alarms > MAX_LOG10_FALSE_ALARMS else ""
+
+
+def _failed(item: Unknown, pose: np.ndarray | None) -> Registered:
+    support = NOTHING if pose is None else support_of(pose, item.sightings, item.lens, LIMITS_PX[-1])
+    num_points = int(item.sightings.has_point.sum())
+    reason = _doubt(support) if pose is not None else f"its {num_points} matches with points agree with no pose"
+    return Registered(None, item.lens.focal, NO_COVARIANCE, support, reason)
+
+
+def _judge(item: Unknown, start: np.ndarray, adjustment: Adjustment, row: int) -> Registered:
+    """The adjusted pose, or the start where adjustment lost support; none if neither has enough."""
+    cameras = adjustment.cameras
+    lens = replace(item.lens, focal=cameras.intrinsics.focal[row].numpy())
+    pose, covariance = cameras.cam_from_world[row].numpy(), adjustment.pose_covariance[row].numpy()
+    support = support_of(pose, item.sightings, lens, LIMITS_PX[-1])
+    before = support_of(start, item.sightings, item.lens, LIMITS_PX[-1])
+    if not adjustment.registered[row] or support.num_inliers < 0.8 * before.num_inliers:
+        pose, support, lens = start, before, item.lens
+    reason = _doubt(support)
+    return Registered(None if reason else pose, lens.focal, covariance, support, reason)
+
+
+class _Problem:
+    """Frames of the map that queries agree with, then the queries."""
+
+    def __init__(self, known: Known, items: Sequence[Unknown], starts: Sequence[np.ndarray], max_error_px: float):
+        self._known, self._items, self._starts, self._max_error_px = known, items, starts, max_error_px
+        matches = [self._agreeing(item, pose) for item, pose in zip(items, starts, strict=True)]
+        self._frames = sorted({frame for found in matches for frame in found})
+        self._row = {frame: row for row, frame in enumerate(self._frames)}
+        first = len(self._frames)
+        self._views = [
+            _view(self._row[frame], first + place, pairs)
+            for place, found in enumerate(matches)
+            for frame, pairs in found.items()
+        ]
+
+    def adjust(
+        self, links: Mapping[tuple[int, int], np.ndarray], samples_per_edge: int, seed: int
+    ) -> tuple[Adjustment, int]:
+        """Adjusted cameras, and the row of the first query."""
+        first, cameras = len(self._frames), self._cameras()
+        nothing = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in self._items]
+        frames = [self._known.keypoints[frame] for frame in self._frames]
+        samples = draw_samples(self._views, [*frames, *nothing], samples_per_edge, seed)
+        if links:
+            inherited = [self._inherited(item, pose) for item, pose in zip(self._items, self._starts, strict=True)]
+            between = self._between(links, cameras, first)
+            more = draw_samples(between, [*frames, *inherited], samples_per_edge, seed + 1)
+            samples = Samples(*(torch.cat(pair) for pair in zip(_columns(samples), _columns(more), strict=True)))
+        is_query = torch.arange(cameras.num_frames) >= first
+        holds = torch.tensor([True] * first + [item.holds_focal for item in self._items])
+        one = torch.ones_like(is_query)
+        fixed = Fixed(pose=~is_query, focal=holds, radial=one, scale=one, shift=one)
+        return adjust(cameras, samples, _stages(cameras, samples), fixed), first
+
+    def _cameras(self) -> Cameras:
+        held = self._known.cameras
+        poses = [held.cam_from_world[self._frames], torch.from_numpy(np.stack(self._starts))]
+        count = len(self._frames) + len(self._items)
+        one = torch.ones(count, dtype=torch.float64)
+        intrinsics = _join(held.intrinsics, self._frames, [item.lens for item in self._items])
+        return Cameras(torch.cat(poses), intrinsics, one, torch.zeros_like(one), torch.zeros(count, dtype=torch.bool))
+
+    def _agreeing(self, item: Unknown, pose: np.ndarray) -> dict[int, Int64[np.ndarray, "_ 2"]]:
+        """Matches (map's keypoint, query's keypoint) that the start agrees with, by frame."""
+        near = residuals_px(pose, item.sightings, item.lens) < AGREES_PX
+        found = {}
+        for frame in np.unique(item.sightings.frame[near]).tolist():
+            chosen = near & (item.sightings.frame == frame)
+            if chosen.sum() >= MIN_EDGE:
+                found[frame] = np.column_stack([item.sightings.theirs[chosen], item.sightings.own[chosen]])
+        return found
+
+    def _inherited(self, item: Unknown, pose: np.ndarray) -> Keypoints:
+        """A query's keypoints with the depth of the map's points that they show, the median of several."""
+        near = item.sightings.take(residuals_px(pose, item.sightings, item.lens) < AGREES_PX)
+        depth = near.points @ pose[2, :3] + pose[2, 3]
+        raw = np.full(len(item.pixels), np.nan, np.float32)
+        order = np.lexsort((depth, near.own))
+        keypoint, begin, count = np.unique(near.own[order], return_index=True, return_counts=True)
+        raw[keypoint] = depth[order][begin + count // 2]
+        return Keypoints(item.pixels, raw)
+
+    def _between(self, links: Mapping[tuple[int, int], np.ndarray], cameras: Cameras, first: int) -> list[TwoView]:
+        """Matches between queries that lie near the epipolar lines of their starts."""
+        views = []
+        for (a, b), matches in links.items():
+            ends = first + a, first + b
+            pixels = self._items[a].pixels[matches[:, 0]], self._items[b].pixels[matches[:, 1]]
+            near = line_distances_px(cameras, ends, pixels) < ROUGH_FACTOR * self._max_error_px
+            if near.sum() >= MIN_EDGE:
+                views.append(_view(*ends, matches[near]))
+        return views
+
+
+def line_distances_px(
+    cameras: Cameras, ends: tuple[int, int], pixels: tuple[np.ndarray, np.ndarray]
+) -> Float64[np.ndarray, " M"]:
+    """Distance of the second frame's pixels from the epipolar lines of the first's [px at a long side of 1024]."""
+    rays = [
+        unit_rays(torch.from_numpy(places).double(), cameras.intrinsics, torch.tensor(end))
+        for end, places in zip(ends, pixels, strict=True)
+    ]
+    j_from_i = compose(cameras.cam_from_world[ends[1]], invert(cameras.cam_from_world[ends[0]]))
+    focal = cameras.intrinsics.focal[ends[1]].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[ends[1]].max()
+    return ((epipolar_lines(rays[0], j_from_i) * rays[1]).sum(-1).abs() * focal).numpy()
+
+
+def _stages(cameras: Cameras, samples: Samples) -> tuple[Stage, ...]:
+    """The paper's residual where depth is good at the start, else the split one."""
+    source = torch.unique(samples.edges[:, 0])
+    error = diagnose(cameras, samples, SPLIT).depth_error[source]
+    return annealed(FINE) if float(error.median()) < GOOD_DEPTH else (SPLIT,)
+
+
+def _view(i: int, j: int, matches: Int64[np.ndarray, "_ 2"]) -> TwoView:
+    """A pair of which only the matches count."""
+    return TwoView(i, j, matches, np.eye(4)[:3], np.eye(3), False, 0.0, 1.0, (1.0, 1.0))
+
+
+def _columns(samples: Samples) -> tuple[Tensor, Tensor, Tensor]:
+    return samples.edges, samples.data, samples.weight
+
+
+def _join(held: Intrinsics, frames: Sequence[int], lenses: Sequence[Lens]) -> Intrinsics:
+    """Intrinsics of some frames of the map, then of the queries, each of which is a camera of its own."""
+
+    def column(old: Tensor, new: Sequence[np.ndarray]) -> Tensor:
+        return torch.cat([old[list(frames)], torch.from_numpy(np.stack(new)).to(old)])
+
+    group = torch.arange(len(lenses)) + int(held.group.max()) + 1
+    return Intrinsics(
+        column(held.focal, [lens.focal for lens in lenses]),
+        column(held.center, [lens.center for lens in lenses]),
+        column(held.distortion, [lens.distortion for lens in lenses]),
+        column(held.sizes, [lens.size for lens in lenses]),
+        torch.cat([held.group[list(frames)], group]),
+    )
