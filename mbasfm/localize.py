@@ -53,8 +53,8 @@ class Map:
         photographs that are the map, if not all are.
         """
         config, watch = config or LocalizeConfig(), watch or Watch()
-        store = Cache(Path(cache) if cache is not None else Path(folder) / CACHE_FOLDER)
         source = read_map(Path(folder), names)
+        store = Cache(_writable(Path(cache) if cache is not None else Path(folder) / CACHE_FOLDER))
         return Map(prepare(source, config.common(), store, watch), config, store)
 
     def localize(self, image: Path | str | RGB) -> Located:
@@ -129,6 +129,18 @@ def relocalize(
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
+
+
+def _writable(folder: Path) -> Path:
+    """The folder, made if it does not exist: better now than after minutes of preparing a map."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise InputError(
+            f"{folder}: the prepared map cannot be kept there ({error}); choose another --cache"
+        ) from error
 
 
 def _read_one(path: Path) -> tuple[Photo, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pycolmap
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
@@ -171,7 +172,8 @@ def _triangulated_depths(
     sizes = [len(item.pixels) for item in index.features]
 
     def compute() -> dict[str, np.ndarray]:
-        return {"depth": np.concatenate([np.zeros(0), *_triangulate(source, cameras, index, config, cache, watch)])}
+        model = triangulate_map(source, cameras, index, config, cache, watch)
+        return {"depth": np.concatenate([np.zeros(0), *_depths_of(model, sizes)])}
 
     intrinsics = source.intrinsics
     numbers = [source.cam_from_world, intrinsics.focal, intrinsics.center, intrinsics.distortion]
@@ -180,9 +182,10 @@ def _triangulated_depths(
     return np.split(cache.get(key, compute)["depth"], np.cumsum(sizes)[:-1])
 
 
-def _triangulate(
+def triangulate_map(
     source: MapSource, cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
-) -> list[Float64[np.ndarray, " _"]]:
+) -> pycolmap.Reconstruction:
+    """A model with the points that known poses triangulate from a matcher's matches; image ids are frames plus one."""
     count = len(source.photos)
     few = count <= EXHAUSTIVE_UP_TO
     pairs = exhaustive_pairs(count) if few else retrieval_pairs(index.vectors, NUM_NEIGHBOURS)
@@ -194,10 +197,13 @@ def _triangulate(
         if view is not None:
             views.append(view)
     keypoints = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in index.features]
-    depths = [np.full(len(item.pixels), np.nan) for item in index.features]
-    if not views:
-        return depths
-    model = triangulate([photo.name for photo in source.photos], range(count), cameras, views, keypoints)
+    names, frames = [photo.name for photo in source.photos], range(count)
+    return triangulate(names, frames, cameras, views, keypoints)
+
+
+def _depths_of(model: pycolmap.Reconstruction, sizes: Sequence[int]) -> list[Float64[np.ndarray, " _"]]:
+    """Depth of every frame's keypoints; NaN for those without a point."""
+    depths = [np.full(size, np.nan) for size in sizes]
     for image_id, image in model.images.items():
         row = image.cam_from_world().matrix()[2]
         for number, point in enumerate(image.points2D):

@@ -1,7 +1,8 @@
 """Registration of queries in a map: a start for each by its points, then adjustment with the map held.
 
-Where the map's depth is good, as a sensor's is, the paper's residual places queries by depth and matches alike. Where
-it is rough, the residual is split at the epipolar line. Which it is, is measured at the start.
+Where depth adds no more error than matches and the map's poses have anyway, as a sensor's does, the paper's residual is
+used: matches and depth count alike. Where it is rough, the residual is split at the epipolar line. Which of the two it
+is, is measured at the start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,9 @@ from torch import Tensor
 from mbasfm.absolute import LIMITS_PX, Sightings, Support, best_pose, residuals_px, support_of
 from mbasfm.adjust import Adjustment, adjust
 from mbasfm.config import FINE, SPLIT, Stage, annealed
-from mbasfm.diagnose import diagnose
+from mbasfm.forms import NO_INTRINSICS, stream
 from mbasfm.geometry import compose, epipolar_lines, invert, unit_rays
+from mbasfm.kernels import isotropic, split
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints, draw_samples
 from mbasfm.twoview import Lens, TwoView
@@ -26,8 +28,8 @@ AGREES_PX = 30.0
 """A match takes part in the adjustment if the start puts its point that near [px at a long side of 1024]."""
 ROUGH_FACTOR = 3.0
 """Without a point: if it lies that much further from its epipolar line than a verified match may."""
-GOOD_DEPTH = 0.05
-"""Relative error of depth below which the paper's residual is used."""
+MAX_STRETCH = 3.0
+"""Residuals that are longer along the epipolar line, by more, have rough depth."""
 MIN_EDGE = 4
 """Frames of the map with fewer agreeing matches are left out."""
 MIN_INLIERS = 12
@@ -220,10 +222,18 @@ def line_distances_px(
 
 
 def _stages(cameras: Cameras, samples: Samples) -> tuple[Stage, ...]:
-    """The paper's residual where depth is good at the start, else the split one."""
-    source = torch.unique(samples.edges[:, 0])
-    error = diagnose(cameras, samples, SPLIT).depth_error[source]
-    return annealed(FINE) if float(error.median()) < GOOD_DEPTH else (SPLIT,)
+    """The paper's residual where depth adds no more error than matches and poses have at the start, else the split."""
+    return annealed(FINE) if stretch(cameras, samples) < MAX_STRETCH else (SPLIT,)
+
+
+def stretch(cameras: Cameras, samples: Samples) -> float:
+    """Median length of residuals over the median of their part across the epipolar line; 1.75 if they are isotropic."""
+    whole, across = [], []
+    depth_error = samples.data.new_full((), 0.1)
+    for _, block in stream(cameras, samples, NO_INTRINSICS):
+        whole.append(isotropic(block).squared.sqrt().flatten())
+        across.append(split(block, 1.0, depth_error.expand(len(block.raw), 1)).across.abs().flatten())
+    return float(torch.cat(whole).nanmedian() / torch.cat(across).nanmedian().clamp_min(1e-6))
 
 
 def _view(i: int, j: int, matches: Int64[np.ndarray, "_ 2"]) -> TwoView:
