@@ -69,6 +69,10 @@ class Map:
 
     def localize_photos(self, photos: Sequence[Photo], cache: Cache, watch: Watch) -> Localization:
         """Poses of several photographs, together unless the settings say otherwise."""
+        return Localization(self.place(photos, cache, watch).located, {"stages": watch.stages, "notes": watch.notes})
+
+    def place(self, photos: Sequence[Photo], cache: Cache, watch: Watch) -> "Placement":
+        """The same with the matches that led there."""
         prepared, config = self.prepared, self.config
         with watch.stage("matching") as facts:
             lenses, is_known = _lenses(photos, config)
@@ -89,7 +93,16 @@ class Map:
                 found = register(known, unknowns, links, *settings)
             located = tuple(_located(*item) for item in zip(queries, lenses, found, strict=True))
             facts["localized"] = sum(item.localized for item in located)
-        return Localization(located, {"stages": watch.stages, "notes": watch.notes})
+        return Placement(queries, links, located)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Queries, matches between them by their numbers, and what became of each."""
+
+    queries: list[Query]
+    links: dict[tuple[int, int], Int64[np.ndarray, "_ 2"]]
+    located: tuple[Located, ...]
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> Pr
     cameras = Cameras(source.cam_from_world, source.intrinsics, one, torch.zeros_like(one), no_disparity)
     is_given = source.depth is not None and config.depth == "auto"
     with watch.stage("map depth") as facts:
-        depths = _given_depths(source, cache) if is_given else _model_depths(source, config, cache, watch)
+        depths = given_depths(source, cache) if is_given else _model_depths(source, config, cache, watch)
         raw = [_at_pixels(*item) for item in zip(depths, source.photos, pixels, strict=True)]
         if not is_given:
             triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, watch)
@@ -131,7 +131,7 @@ def _digest_of(photos: Sequence[Photo]) -> str:
 # Depth
 
 
-def _given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
+def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
     """Maps from files; a photograph without one has depth nowhere."""
     model = FilesDepth(str(source.depth))
     nothing = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=True)
@@ -186,19 +186,27 @@ def triangulate_map(
     source: MapSource, cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
 ) -> pycolmap.Reconstruction:
     """A model with the points that known poses triangulate from a matcher's matches; image ids are frames plus one."""
-    count = len(source.photos)
+    views = map_views(source.photos, cameras, index, config, cache, watch)
+    keypoints = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in index.features]
+    names = [photo.name for photo in source.photos]
+    return triangulate(names, range(len(names)), cameras, views, keypoints)
+
+
+def map_views(
+    photos: Sequence[Photo], cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
+) -> list[TwoView]:
+    """Pairs of the map's photographs that look alike, with the matches that agree with their poses."""
+    count = len(photos)
     few = count <= EXHAUSTIVE_UP_TO
     pairs = exhaustive_pairs(count) if few else retrieval_pairs(index.vectors, NUM_NEIGHBOURS)
-    found = match_pairs(pairs, index.features, source.photos, index.matcher, cache)
+    found = match_pairs(pairs, index.features, photos, index.matcher, cache)
     views = []
     for (i, j), (indices, _) in zip(pairs.tolist(), watch.each(found, len(pairs), "map matches"), strict=True):
         usable = indices[index.usable[i][indices[:, 0]] & index.usable[j][indices[:, 1]]]
         view = posed_view((i, j), usable, index.features, cameras, POSE_SLACK * config.max_error_px)
         if view is not None:
             views.append(view)
-    keypoints = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in index.features]
-    names, frames = [photo.name for photo in source.photos], range(count)
-    return triangulate(names, frames, cameras, views, keypoints)
+    return views
 
 
 def _depths_of(model: pycolmap.Reconstruction, sizes: Sequence[int]) -> list[Float64[np.ndarray, " _"]]:
@@ -215,7 +223,7 @@ def _depths_of(model: pycolmap.Reconstruction, sizes: Sequence[int]) -> list[Flo
 def posed_view(
     ends: tuple[int, int],
     matches: Int64[np.ndarray, "M 2"],
-    features: Sequence[Features],
+    features: Sequence[Features | Keypoints],
     cameras: Cameras,
     max_error_px: float,
 ) -> TwoView | None:

@@ -173,7 +173,7 @@ class _Problem:
         poses = [held.cam_from_world[self._frames], torch.from_numpy(np.stack(self._starts))]
         count = len(self._frames) + len(self._items)
         one = torch.ones(count, dtype=torch.float64)
-        intrinsics = _join(held.intrinsics, self._frames, [item.lens for item in self._items])
+        intrinsics = join_intrinsics(held.intrinsics, self._frames, [item.lens for item in self._items])
         return Cameras(torch.cat(poses), intrinsics, one, torch.zeros_like(one), torch.zeros(count, dtype=torch.bool))
 
     def _agreeing(self, item: Unknown, pose: np.ndarray) -> dict[int, Int64[np.ndarray, "_ 2"]]:
@@ -245,7 +245,7 @@ def _columns(samples: Samples) -> tuple[Tensor, Tensor, Tensor]:
     return samples.edges, samples.data, samples.weight
 
 
-def _join(held: Intrinsics, frames: Sequence[int], lenses: Sequence[Lens]) -> Intrinsics:
+def join_intrinsics(held: Intrinsics, frames: Sequence[int], lenses: Sequence[Lens]) -> Intrinsics:
     """Intrinsics of some frames of the map, then of the queries, each of which is a camera of its own."""
 
     def column(old: Tensor, new: Sequence[np.ndarray]) -> Tensor:

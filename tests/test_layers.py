@@ -99,6 +99,7 @@ LAYERS = (
     "localization",
     "localize",
     "pipeline",
+    "extend",
     "__init__",
     "commands.__init__",
     "commands.demo",

@@ -11,8 +11,9 @@ import pytest
 from made_up import angle_deg, make_pose
 from PIL import Image
 
-from mbasfm import InputError, LocalizeConfig, Map, relocalize
+from mbasfm import Config, InputError, LocalizeConfig, Map, relocalize
 from mbasfm.cli import main
+from mbasfm.extend import extend
 from mbasfm.infer import turned_back
 from mbasfm.localize import Names
 from mbasfm.models.sift import SiftMatcher
@@ -229,3 +230,42 @@ def test_bad_input_is_explained(folder, tmp_path):
     (tmp_path / "torn.png").write_bytes(b"\x89PNG")
     with pytest.raises(InputError, match=r"torn\.png: cannot be decoded"):
         Map.load(folder / "map", CONFIG).localize(tmp_path / "torn.png")
+
+
+def test_a_scene_grows_by_photographs_and_keeps_its_poses(folder, tmp_path):
+    scene, grown = tmp_path / "scene", tmp_path / "grown"
+    common = ["--matcher", "sift", "--focal", FOCAL, "--quiet"]
+    depth = ["--depth", f"files:{folder / 'map/depth'}"]
+    assert main([str(word) for word in ["sfm", folder / "map/images", "--output", scene, *common, *depth]]) == 0
+    assert main([str(word) for word in ["sfm", folder / "queries", "--add", scene, "--output", grown, *common]]) == 0
+    old, new = (pycolmap.Reconstruction(path / "sparse/0") for path in (scene, grown))
+    poses = {image.name: image.cam_from_world().matrix() for image in new.images.values()}
+    assert set(poses) == {*MAP, *QUERIES}
+    for image in old.images.values():
+        np.testing.assert_allclose(poses[image.name], image.cam_from_world().matrix(), atol=1e-14)
+    seen = {image.name: image.num_points3D for image in new.images.values()}
+    assert min(seen.values()) > 20
+    rows = {row["name"]: row for row in json.loads((grown / "report.json").read_text())["images"]}
+    assert rows[STRANGER]["status"] == "not registered" and rows[STRANGER]["reason"]
+    assert (grown / "images/a.png").is_file() and (grown / "report.html").is_file()
+    with pytest.raises(InputError, match="already"):
+        extend(grown, folder / "queries", tmp_path / "third", Config())
+    with pytest.raises(InputError, match="lies in"):
+        extend(scene, folder / "queries", scene, Config())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (SHARED / "tum_fr1_rpy").is_dir(), reason="no photographs in ../shared/data")
+def test_real_queries_are_localized_in_a_map_of_another_day(tmp_path):
+    """Twelve map photographs with Kinect depth, three queries of another sequence, and one of another room."""
+    chosen, queries = SHARED / "tum_fr1_xyz", SHARED / "tum_fr1_rpy"
+    lists = json.loads((queries / "reloc.json").read_text())
+    truth = json.loads((queries / "gt.json").read_text())["images"]
+    config = LocalizeConfig(matcher="sift", cameras=str(queries / "gt.json"))
+    chart = Map.load(chosen, config, tmp_path, lists["map"][::6])
+    for name in lists["query"][5:35:10]:
+        pose = np.column_stack([truth[name]["R"], truth[name]["t"]])
+        distance, angle = error_of(chart.localize(queries / "images" / name), pose)
+        assert distance < 0.1 and angle < 5
+    elsewhere = replace(chart, config=replace(config, cameras=None, focal=525.0))
+    assert not elsewhere.localize(SHARED / "sevenscenes_redkitchen/images/frame-000300.jpg").localized
