@@ -37,6 +37,8 @@ THRESHOLDS_PX = (4.0, 12.0)
 BARS = ((5, 5), (10, 5))
 """Recall within so many centimetres and degrees."""
 GROSS_CM, GROSS_DEG = 50, 30
+STRANGER_STEP = 4
+"""Every fourth query of another set is asked for in the map."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,17 @@ def latency(task: Task, config: LocalizeConfig, cache: Path) -> dict[str, Any]:
     return {"set": task.name, "median s": float(np.median(seconds)), "largest s": max(seconds)}
 
 
+def strangers(task: Task, others: Sequence[Task], config: LocalizeConfig, cache: Path) -> dict[str, Any]:
+    """How many queries of other places are said to be in this map; none should be."""
+    chart = Map.load(task.folder, config, cache, task.map_names)
+    found = count = 0
+    for other in others:
+        this = replace(chart, config=replace(config, cameras=str(other.calibration), independent=True))
+        placed = this.localize_photos(other.photos[::STRANGER_STEP], chart.cache, Watch()).queries
+        found, count = found + sum(item.localized for item in placed), count + len(placed)
+    return {"set": task.name, "strangers": count, "said to be in the map": found}
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # The classical pipeline
 
@@ -216,7 +229,8 @@ def main() -> None:
                 for row in run:
                     rows.append(row)
                     print(row, flush=True)
-            times.append(latency(task, config, cache))
+            others = [load_task(options.data / other) for other in SETS if other != name]
+            times.append(latency(task, config, cache) | strangers(task, others, config, cache))
     lines = list(verdict(rows))
     report("localize", "Re-localization", rows, {"latency": times, "verdict": lines})
     print("\n".join([*lines, *(str(row) for row in times)]))

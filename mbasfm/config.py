@@ -153,8 +153,8 @@ class LocalizeConfig:
     """Each query is matched with so many photographs of the map, those that look most alike. The paper: 200."""
     query_neighbours: int = 10
     """And with so many other queries. The paper: 200."""
-    samples_per_edge: int = 200
-    """kappa."""
+    samples_per_edge: int = 400
+    """kappa, or the matches of the largest pair if those are fewer."""
     max_error_px: float = 3.0
     """Largest distance of a verified match to its epipolar line [px at a long side of 1024]."""
     seed: int = 0

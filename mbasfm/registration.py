@@ -30,8 +30,8 @@ ROUGH_FACTOR = 3.0
 """Without a point: if it lies that much further from its epipolar line than a verified match may."""
 MAX_STRETCH = 3.0
 """Residuals that are longer along the epipolar line, by more, have rough depth."""
-MIN_EDGE = 4
-"""Frames of the map with fewer agreeing matches are left out."""
+LOG_FOCAL_SIGMA = 0.05
+"""Of focal lengths that are not held: they come from metadata or from the points themselves."""
 MIN_INLIERS = 12
 MAX_LOG10_FALSE_ALARMS = -6.0
 MIN_INLIER_SHARE = 0.05
@@ -156,11 +156,12 @@ class _Problem:
         first, cameras = len(self._frames), self._cameras()
         nothing = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in self._items]
         frames = [self._known.keypoints[frame] for frame in self._frames]
-        samples = draw_samples(self._views, [*frames, *nothing], samples_per_edge, seed)
+        most = min(samples_per_edge, max(view.num_inliers for view in self._views))
+        samples = draw_samples(self._views, [*frames, *nothing], most, seed)
         if links:
             inherited = [self._inherited(item, pose) for item, pose in zip(self._items, self._starts, strict=True)]
             between = self._between(links, cameras, first)
-            more = draw_samples(between, [*frames, *inherited], samples_per_edge, seed + 1)
+            more = draw_samples(between, [*frames, *inherited], most, seed + 1)
             samples = Samples(*(torch.cat(pair) for pair in zip(_columns(samples), _columns(more), strict=True)))
         is_query = torch.arange(cameras.num_frames) >= first
         holds = torch.tensor([True] * first + [item.holds_focal for item in self._items])
@@ -182,8 +183,7 @@ class _Problem:
         found = {}
         for frame in np.unique(item.sightings.frame[near]).tolist():
             chosen = near & (item.sightings.frame == frame)
-            if chosen.sum() >= MIN_EDGE:
-                found[frame] = np.column_stack([item.sightings.theirs[chosen], item.sightings.own[chosen]])
+            found[frame] = np.column_stack([item.sightings.theirs[chosen], item.sightings.own[chosen]])
         return found
 
     def _inherited(self, item: Unknown, pose: np.ndarray) -> Keypoints:
@@ -203,7 +203,7 @@ class _Problem:
             ends = first + a, first + b
             pixels = self._items[a].pixels[matches[:, 0]], self._items[b].pixels[matches[:, 1]]
             near = line_distances_px(cameras, ends, pixels) < ROUGH_FACTOR * self._max_error_px
-            if near.sum() >= MIN_EDGE:
+            if near.any():
                 views.append(_view(*ends, matches[near]))
         return views
 
@@ -223,7 +223,8 @@ def line_distances_px(
 
 def _stages(cameras: Cameras, samples: Samples) -> tuple[Stage, ...]:
     """The paper's residual where depth adds no more error than matches and poses have at the start, else the split."""
-    return annealed(FINE) if stretch(cameras, samples) < MAX_STRETCH else (SPLIT,)
+    stages = annealed(FINE) if stretch(cameras, samples) < MAX_STRETCH else (SPLIT,)
+    return tuple(replace(stage, priors=replace(stage.priors, log_focal=LOG_FOCAL_SIGMA)) for stage in stages)
 
 
 def stretch(cameras: Cameras, samples: Samples) -> float:
