@@ -23,7 +23,7 @@ from mbasfm.mapping import PreparedMap, prepare
 from mbasfm.mapsource import choose_photos, read_map
 from mbasfm.pairs import aggregate, retrieval_pairs
 from mbasfm.queries import Query, lens_of, match_queries
-from mbasfm.registration import Known, Registered, Unknown, register
+from mbasfm.registration import Known, Registered, Settings, Unknown, register
 from mbasfm.twoview import Lens
 from mbasfm.watch import Watch
 
@@ -85,12 +85,12 @@ class Map:
             lenses = _with_focals(prepared, queries, lenses)
             unknowns = [_unknown(prepared, *item) for item in zip(queries, lenses, is_known, strict=True)]
             known = Known(prepared.cameras, prepared.keypoints)
-            settings = (config.samples_per_edge, config.max_error_px, config.seed)
+            settings = Settings(config.samples_per_edge, config.max_error_px, config.seed)
             torch.set_num_threads(1)  # many small problems are faster on one core
             if config.independent:
-                found = [register(known, [item], {}, *settings)[0] for item in unknowns]
+                found = [register(known, [item], {}, settings)[0] for item in unknowns]
             else:
-                found = register(known, unknowns, links, *settings)
+                found = register(known, unknowns, links, settings)
             located = tuple(_located(*item) for item in zip(queries, lenses, found, strict=True))
             facts["localized"] = sum(item.localized for item in located)
         return Placement(queries, links, located)

@@ -77,15 +77,62 @@ NOTHING = Support(0, 0, 0.0)
 NO_COVARIANCE = np.full((6, 6), np.nan)
 
 
-def register(
-    known: Known,
-    unknowns: Sequence[Unknown],
-    links: Mapping[tuple[int, int], Int64[np.ndarray, "_ 2"]],
-    samples_per_edge: int,
-    max_error_px: float,
-    seed: int,
-) -> list[Registered]:
-    """Poses of all queries at once; ``links`` are matches between them, by their numbers."""
+@dataclass(frozen=True)
+class Settings:
+    """Of registration, as in LocalizeConfig."""
+
+    samples_per_edge: int = 400
+    max_error_px: float = 3.0
+    seed: int = 0
+
+
+Links = Mapping[tuple[int, int], Int64[np.ndarray, "_ 2"]]
+"""Matches between queries, by their numbers."""
+
+
+def register(known: Known, unknowns: Sequence[Unknown], links: Links, settings: Settings) -> list[Registered]:
+    """Poses of all queries at once; those that the map alone cannot place get a second chance by the others."""
+    results = _register(known, unknowns, links, settings)
+    placed = {n: pose for n, r in enumerate(results) if (pose := r.cam_from_world) is not None}
+    seen = {n: _inherited(unknowns[n], pose) for n, pose in placed.items()}
+    rows = {n: known.cameras.num_frames + place for place, n in enumerate(placed)}
+    wider = {n: _with_links(unknowns[n], n, links, seen, rows) for n in range(len(unknowns)) if n not in placed}
+    wider = {n: item for n, item in wider.items() if len(item.sightings) > len(unknowns[n].sightings)}
+    if wider:
+        larger = _extended(known, [unknowns[n] for n in placed], list(placed.values()), list(seen.values()))
+        for n, result in zip(wider, _register(larger, list(wider.values()), {}, settings), strict=True):
+            results[n] = result
+    return results
+
+
+def _with_links(
+    item: Unknown, number: int, links: Links, seen: Mapping[int, "Inherited"], rows: Mapping[int, int]
+) -> Unknown:
+    """A query with its matches to placed queries besides those with the map."""
+    parts = [item.sightings]
+    for pair, matches in links.items():
+        if number in pair and (other := pair[1 - pair.index(number)]) in seen:
+            own, theirs = matches.T if pair[0] == number else matches.T[::-1]
+            points, pixels = seen[other].points[theirs], item.pixels[own].astype(np.float64)
+            found = Sightings(own, np.full(len(own), rows[other]), theirs, pixels, points)
+            parts.append(found.take(found.has_point))
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return replace(item, sightings=Sightings(*(np.concatenate(column) for column in columns)))
+
+
+def _extended(
+    known: Known, items: Sequence[Unknown], poses: Sequence[np.ndarray], seen: "Sequence[Inherited]"
+) -> Known:
+    """The map with placed queries as further frames."""
+    held = known.cameras
+    intrinsics = join_intrinsics(held.intrinsics, range(held.num_frames), [item.lens for item in items])
+    pose = torch.cat([held.cam_from_world, torch.from_numpy(np.stack(poses))])
+    one = torch.ones(len(pose), dtype=torch.float64)
+    cameras = Cameras(pose, intrinsics, one, torch.zeros_like(one), torch.zeros(len(pose), dtype=torch.bool))
+    return Known(cameras, [*known.keypoints, *(item.keypoints for item in seen)])
+
+
+def _register(known: Known, unknowns: Sequence[Unknown], links: Links, settings: Settings) -> list[Registered]:
     starts = [best_pose(item.sightings, item.lens, item.starts) for item in unknowns]
     good = {
         number: pose
@@ -95,10 +142,10 @@ def register(
     results = [_failed(item, pose) for item, pose in zip(unknowns, starts, strict=True)]
     if not good:
         return results
-    problem = _Problem(known, [unknowns[number] for number in good], list(good.values()), max_error_px)
+    problem = _Problem(known, [unknowns[number] for number in good], list(good.values()), settings)
     place = {number: place for place, number in enumerate(good)}
     chosen = {(place[a], place[b]): matches for (a, b), matches in links.items() if a in good and b in good}
-    adjustment, first = problem.adjust(chosen, samples_per_edge, seed)
+    adjustment, first = problem.adjust(chosen)
     for number, pose in good.items():
         results[number] = _judge(unknowns[number], pose, adjustment, first + place[number])
     return results
@@ -137,8 +184,8 @@ def _judge(item: Unknown, start: np.ndarray, adjustment: Adjustment, row: int) -
 class _Problem:
     """Frames of the map that queries agree with, then the queries."""
 
-    def __init__(self, known: Known, items: Sequence[Unknown], starts: Sequence[np.ndarray], max_error_px: float):
-        self._known, self._items, self._starts, self._max_error_px = known, items, starts, max_error_px
+    def __init__(self, known: Known, items: Sequence[Unknown], starts: Sequence[np.ndarray], settings: Settings):
+        self._known, self._items, self._starts, self._settings = known, items, starts, settings
         matches = [self._agreeing(item, pose) for item, pose in zip(items, starts, strict=True)]
         self._frames = sorted({frame for found in matches for frame in found})
         self._row = {frame: row for row, frame in enumerate(self._frames)}
@@ -149,18 +196,17 @@ class _Problem:
             for frame, pairs in found.items()
         ]
 
-    def adjust(
-        self, links: Mapping[tuple[int, int], np.ndarray], samples_per_edge: int, seed: int
-    ) -> tuple[Adjustment, int]:
+    def adjust(self, links: Links) -> tuple[Adjustment, int]:
         """Adjusted cameras, and the row of the first query."""
-        first, cameras = len(self._frames), self._cameras()
+        first, cameras, seed = len(self._frames), self._cameras(), self._settings.seed
         nothing = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in self._items]
         frames = [self._known.keypoints[frame] for frame in self._frames]
-        most = min(samples_per_edge, max(view.num_inliers for view in self._views))
+        most = min(self._settings.samples_per_edge, max(view.num_inliers for view in self._views))
         samples = draw_samples(self._views, [*frames, *nothing], most, seed)
         if links:
-            inherited = [self._inherited(item, pose) for item, pose in zip(self._items, self._starts, strict=True)]
-            between = self._between(links, cameras, first)
+            items = zip(self._items, self._starts, strict=True)
+            inherited = [_inherited(item, pose).keypoints for item, pose in items]
+            between = self._between(links, cameras, first, [np.isfinite(item.raw_depth) for item in inherited])
             more = draw_samples(between, [*frames, *inherited], most, seed + 1)
             samples = Samples(*(torch.cat(pair) for pair in zip(_columns(samples), _columns(more), strict=True)))
         is_query = torch.arange(cameras.num_frames) >= first
@@ -186,26 +232,41 @@ class _Problem:
             found[frame] = np.column_stack([item.sightings.theirs[chosen], item.sightings.own[chosen]])
         return found
 
-    def _inherited(self, item: Unknown, pose: np.ndarray) -> Keypoints:
-        """A query's keypoints with the depth of the map's points that they show, the median of several."""
-        near = item.sightings.take(residuals_px(pose, item.sightings, item.lens) < AGREES_PX)
-        depth = near.points @ pose[2, :3] + pose[2, 3]
-        raw = np.full(len(item.pixels), np.nan, np.float32)
-        order = np.lexsort((depth, near.own))
-        keypoint, begin, count = np.unique(near.own[order], return_index=True, return_counts=True)
-        raw[keypoint] = depth[order][begin + count // 2]
-        return Keypoints(item.pixels, raw)
+    def _between(self, links: Links, cameras: Cameras, first: int, has_depth: list[np.ndarray]) -> list[TwoView]:
+        """Matches between queries that lie near the epipolar lines of their starts and say something new.
 
-    def _between(self, links: Mapping[tuple[int, int], np.ndarray], cameras: Cameras, first: int) -> list[TwoView]:
-        """Matches between queries that lie near the epipolar lines of their starts."""
+        Where both keypoints are matched with the map, or none is, they do not.
+        """
         views = []
         for (a, b), matches in links.items():
             ends = first + a, first + b
             pixels = self._items[a].pixels[matches[:, 0]], self._items[b].pixels[matches[:, 1]]
-            near = line_distances_px(cameras, ends, pixels) < ROUGH_FACTOR * self._max_error_px
+            near = line_distances_px(cameras, ends, pixels) < ROUGH_FACTOR * self._settings.max_error_px
+            near &= has_depth[a][matches[:, 0]] ^ has_depth[b][matches[:, 1]]
             if near.any():
                 views.append(_view(*ends, matches[near]))
         return views
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What a placed query's keypoints show of the map."""
+
+    keypoints: Keypoints
+    """With the depth of the points; NaN without."""
+    points: Float64[np.ndarray, "A 3"]
+
+
+def _inherited(item: Unknown, pose: Float64[np.ndarray, "3 4"]) -> Inherited:
+    """Depth and place of the points that a query's keypoints agree with, the median by depth of several."""
+    near = item.sightings.take(residuals_px(pose, item.sightings, item.lens) < AGREES_PX)
+    depth = near.points @ pose[2, :3] + pose[2, 3]
+    order = np.lexsort((depth, near.own))
+    keypoint, begin, count = np.unique(near.own[order], return_index=True, return_counts=True)
+    middle = order[begin + count // 2]
+    raw, points = np.full(len(item.pixels), np.nan, np.float32), np.full((len(item.pixels), 3), np.nan)
+    raw[keypoint], points[keypoint] = depth[middle], near.points[middle]
+    return Inherited(Keypoints(item.pixels, raw), points)
 
 
 def line_distances_px(

@@ -9,10 +9,10 @@ from made_up import angle_deg, keypoints_with, make_lens, orbit, photograph, rel
 
 from mbasfm.absolute import Sightings, estimate_focal, pose_from_pair, residuals_px, support_of
 from mbasfm.geometry import camera_centers
-from mbasfm.registration import Known, Unknown, register
+from mbasfm.registration import Known, Settings, Unknown, register
 
 NUM_MAP, NUM_FRAMES = 5, 7
-SETTINGS = {"samples_per_edge": 60, "max_error_px": 3.0, "seed": 0}
+SETTINGS = Settings(samples_per_edge=60)
 
 
 def made_up(noise_px=0.0, seed=0, distortion=(0.0, 0.0, 0.0, 0.0)):
@@ -60,7 +60,7 @@ def test_exact_depth_and_exact_matches_give_the_exact_pose():
     made = made_up()
     known = known_of(made)
     for query in (5, 6):
-        (found,) = register(known, [unknown_of(made, known, query)], {}, **SETTINGS)
+        (found,) = register(known, [unknown_of(made, known, query)], {}, SETTINGS)
         distance, angle = errors(found, made, query)
         assert distance < 1e-4 and angle < 1e-3
         assert found.support.inlier_share == 1.0 and found.reason == ""
@@ -71,7 +71,7 @@ def test_the_map_stays_bit_for_bit():
     known = known_of(made, depth_error=0.02)
     before = {name: value.clone() for name, value in vars(known.cameras).items() if isinstance(value, torch.Tensor)}
     queries = [unknown_of(made, known, query) for query in (5, 6)]
-    register(known, queries, {(0, 1): true_matches(made, 5, 6)}, **SETTINGS)
+    register(known, queries, {(0, 1): true_matches(made, 5, 6)}, SETTINGS)
     assert all(torch.equal(getattr(known.cameras, name), value) for name, value in before.items())
 
 
@@ -79,7 +79,7 @@ def test_the_map_stays_bit_for_bit():
 def test_wrong_matches_and_rough_depth_are_survived(depth_error):
     made = made_up(noise_px=0.5)
     known = known_of(made, depth_error)
-    (found,) = register(known, [unknown_of(made, known, 5, wrong=0.4)], {}, **SETTINGS)
+    (found,) = register(known, [unknown_of(made, known, 5, wrong=0.4)], {}, SETTINGS)
     distance, angle = errors(found, made, 5)
     assert distance < 0.05 and angle < 0.5  # cameras are about 4 from the scene
 
@@ -88,9 +88,9 @@ def test_all_at_once_and_one_at_a_time_agree():
     made = made_up(noise_px=0.3)
     known = known_of(made, depth_error=0.01)
     queries = [unknown_of(made, known, query, wrong=0.2) for query in (5, 6)]
-    joint = register(known, queries, {(0, 1): true_matches(made, 5, 6)}, **SETTINGS)
+    joint = register(known, queries, {(0, 1): true_matches(made, 5, 6)}, SETTINGS)
     for query, item, together in zip((5, 6), queries, joint, strict=True):
-        (alone,) = register(known, [item], {}, **SETTINGS)
+        (alone,) = register(known, [item], {}, SETTINGS)
         assert np.abs(alone.cam_from_world - together.cam_from_world).max() < 0.02
         assert max(errors(found, made, query)[0] for found in (alone, together)) < 0.03
 
@@ -99,7 +99,7 @@ def test_all_at_once_and_one_at_a_time_agree():
 def test_chance_places_nothing_and_says_why(seed):
     made = made_up(seed=seed)
     known = known_of(made)
-    (found,) = register(known, [unknown_of(made, known, 5, wrong=1.0, seed=seed)], {}, **SETTINGS)
+    (found,) = register(known, [unknown_of(made, known, 5, wrong=1.0, seed=seed)], {}, SETTINGS)
     assert found.cam_from_world is None and found.reason
 
 
@@ -107,16 +107,30 @@ def test_a_failing_query_does_not_disturb_the_others():
     made = made_up()
     known = known_of(made)
     good, bad = unknown_of(made, known, 5), unknown_of(made, known, 6, wrong=1.0)
-    found = register(known, [bad, good], {(0, 1): true_matches(made, 6, 5)}, **SETTINGS)
+    link = true_matches(made, 6, 5)
+    link[:, 1] = np.random.default_rng(0).permutation(link[:, 1])
+    found = register(known, [bad, good], {(0, 1): link}, SETTINGS)
     assert found[0].cam_from_world is None
     assert errors(found[1], made, 5)[0] < 1e-4
+
+
+def test_a_query_that_only_another_query_knows_is_placed_through_it():
+    made = made_up(noise_px=0.2)
+    known = known_of(made)
+    good, lost = unknown_of(made, known, 5), unknown_of(made, known, 6)
+    lost = replace(lost, sightings=lost.sightings.take(np.zeros(0, np.int64)))
+    for first, second, link in ((good, lost, (5, 6)), (lost, good, (6, 5))):
+        found = register(known, [first, second], {(0, 1): true_matches(made, *link)}, SETTINGS)
+        place = 1 if second is lost else 0
+        distance, angle = errors(found[place], made, 6)
+        assert distance < 0.03 and angle < 0.3
 
 
 def test_a_query_without_any_match_is_not_localized():
     made = made_up()
     known = known_of(made)
     item = unknown_of(made, known, 5)
-    (found,) = register(known, [replace(item, sightings=item.sightings.take(np.zeros(0, np.int64)))], {}, **SETTINGS)
+    (found,) = register(known, [replace(item, sightings=item.sightings.take(np.zeros(0, np.int64)))], {}, SETTINGS)
     assert found.cam_from_world is None and "0 matches" in found.reason
 
 
@@ -125,7 +139,7 @@ def test_the_covariance_grows_with_the_noise():
     for noise_px in (0.2, 2.0):
         made = made_up(noise_px)
         known = known_of(made, depth_error=0.005)
-        (found,) = register(known, [unknown_of(made, known, 5)], {}, **SETTINGS)
+        (found,) = register(known, [unknown_of(made, known, 5)], {}, SETTINGS)
         spread.append(np.sqrt(np.trace(found.covariance)))
     assert 3 * spread[0] < spread[1] < 1.0
 
@@ -138,7 +152,7 @@ def test_an_unknown_focal_length_is_found_from_points_and_refined():
     focal = estimate_focal(item.sightings, blind)
     assert abs(focal / 900 - 1) < 0.02
     rough = replace(item, lens=replace(item.lens, focal=np.full(2, 930.0)), holds_focal=False)
-    (found,) = register(known, [rough], {}, **SETTINGS)
+    (found,) = register(known, [rough], {}, SETTINGS)
     assert np.abs(found.focal_px / 900 - 1).max() < 0.01
 
 
