@@ -15,6 +15,7 @@ from mbasfm.commands.export import Export
 from mbasfm.commands.localize import Localize
 from mbasfm.commands.models import Models
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
+from mbasfm.commands.view import View
 from mbasfm.config import PRESETS, Config
 from mbasfm.errors import ConfigError, MBAError
 from mbasfm.io.settings import read_config
@@ -25,6 +26,7 @@ DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` p
 COMMANDS: dict[str, type] = {
     "sfm": Sfm,
     "localize": Localize,
+    "view": View,
     "export": Export,
     "demo": Demo,
     "models": Models,

@@ -10,15 +10,15 @@ import numpy as np
 import pycolmap
 import torch
 from jaxtyping import Float64
-from PIL import Image
 
 from mbasfm.errors import InputError
 from mbasfm.infer import in_parallel
-from mbasfm.io.images import read_small
+from mbasfm.io.images import read_first_small
 from mbasfm.objective import distribution_from_counts
 from mbasfm.pictures import jpeg_text
 from mbasfm.record import HISTOGRAM
 from mbasfm.report_page import render_page
+from mbasfm.upright import frustum_size, stand_up
 from mbasfm.verdict import judge
 
 MAX_POINTS = 20_000
@@ -29,8 +29,6 @@ THUMBNAIL_SIDES_PX = ((60, 240), (300, 160), (MAX_THUMBNAILS, 112))
 RESIDUAL_TICKS_PX = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 UNITS = 1000
 """The page's whole numbers per radius of the scene."""
-INNER_SHARE = 0.9
-"""Share of the points that must be in the picture; cameras always are."""
 OUTSIDE = 1.6
 """Points further from the middle are left out [radii]."""
 
@@ -45,17 +43,14 @@ def write_report(folder: Path | str) -> Path:
 
 def page_data(folder: Path) -> dict[str, Any]:
     """Everything that the page shows, as plain values."""
-    try:
-        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{folder}: no report.json there; run `mba sfm` with --output {folder} first") from error
+    report = read_report(folder)
     names = [row["name"] for row in report["images"]]
     paths = sorted((folder / "sparse").glob("*/images.bin"), key=lambda path: int(path.parent.name))
     models = [pycolmap.Reconstruction(path.parent) for path in paths]
     return {
         "title": Path(report["source"]).name,
         "verdict": asdict(judge(report)),
-        "images": _image_rows(report, thumbnails(folder, Path(report["source"]), names)),
+        "images": image_rows(report, thumbnails(folder, Path(report["source"]), names)),
         "scene": [component_view(model, _share_of(model, models)) for model in models],
         "pairs": report["pairs"],
         "residuals": residual_curves(report["residuals"]),
@@ -67,7 +62,19 @@ def page_data(folder: Path) -> dict[str, Any]:
     }
 
 
-def _image_rows(report: dict[str, Any], pictures: Sequence[str | None]) -> list[dict[str, Any]]:
+def read_report(folder: Path) -> dict[str, Any]:
+    """report.json of a scene."""
+    path = folder / "report.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(f"{folder}: no report.json there; run `mba sfm` with --output {folder} first") from error
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); run `mba sfm` again") from error
+
+
+def image_rows(report: dict[str, Any], pictures: Sequence[str | None]) -> list[dict[str, Any]]:
+    """What there is to say of every photograph."""
     links = np.zeros(len(report["images"]), dtype=np.int64)
     pairs = report["pairs"]
     for i, j, used in zip(pairs["i"], pairs["j"], pairs["used"], strict=True):
@@ -109,12 +116,8 @@ def thumbnails(folder: Path, source: Path, names: Sequence[str]) -> list[str | N
     base = source if source.is_dir() else source.parent
 
     def make(name: str) -> str | None:
-        for path in (base / name, folder / "images" / name):
-            try:
-                return jpeg_text(read_small(path, side))
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-                continue
-        return None
+        picture = read_first_small((base / name, folder / "images" / name), side)
+        return None if picture is None else jpeg_text(picture)
 
     return list(in_parallel(make, names))
 
@@ -164,18 +167,14 @@ def component_view(model: pycolmap.Reconstruction, num_points: int) -> dict[str,
     images = [model.images[number] for number in sorted(model.images)]
     world_from_cam = np.stack([image.cam_from_world().inverse().matrix() for image in images])
     centers = world_from_cam[:, :, 3]
-    turn = upright(world_from_cam[:, :, :3])
-    middle = np.median(np.concatenate([points, centers]), axis=0)
-    distance = np.linalg.norm(points - middle, axis=1)
-    reach = float(np.quantile(distance, INNER_SHARE)) if len(distance) else 0.0
-    radius = max(reach, float(np.linalg.norm(centers - middle, axis=1).max()), 1e-12)
-    near = distance < OUTSIDE * radius
+    stage = stand_up(points, world_from_cam)
+    near = np.linalg.norm(points - stage.middle, axis=1) < OUTSIDE * stage.radius
     frusta = [_frustum(model.cameras[image.camera_id]) for image in images]
-    size = _frustum_size(centers, radius)
+    size = frustum_size(centers, stage.radius)
     corners = size * np.stack(frusta) @ world_from_cam[:, :, :3].swapaxes(1, 2) + centers[:, None]
 
     def whole(values: np.ndarray) -> np.ndarray:
-        return (UNITS * ((values - middle) @ turn.T) / radius).round().astype(np.int64)
+        return (UNITS * stage.points(values)).round().astype(np.int64)
 
     return {
         "points": whole(points[near]).flatten().tolist(),
@@ -185,29 +184,7 @@ def component_view(model: pycolmap.Reconstruction, num_points: int) -> dict[str,
     }
 
 
-def upright(world_from_cam: Float64[np.ndarray, "N 3 3"]) -> Float64[np.ndarray, "3 3"]:
-    """Rotation to axes right, up and back: up is the cameras' mean, back is against their mean direction."""
-    up = -world_from_cam[:, :, 1].mean(0)
-    up = -world_from_cam[0, :, 1] if np.linalg.norm(up) < 1e-3 else up / np.linalg.norm(up)
-    for forward in (world_from_cam[:, :, 2].mean(0), world_from_cam[0, :, 2], world_from_cam[0, :, 1]):
-        level = forward - (forward @ up) * up
-        if np.linalg.norm(level) > 0.05:
-            break
-    level = level / np.linalg.norm(level)
-    return np.stack([np.cross(level, up), up, -level])
-
-
 def _frustum(camera: pycolmap.Camera) -> Float64[np.ndarray, "5 3"]:
     """Centre and corners of the image at depth 1."""
     right, down = camera.width / camera.focal_length_x / 2, camera.height / camera.focal_length_y / 2
     return np.array([[0, 0, 0], [-right, -down, 1], [right, -down, 1], [right, down, 1], [-right, down, 1]])
-
-
-def _frustum_size(centers: Float64[np.ndarray, "N 3"], radius: float) -> float:
-    """Half the way to the next camera, within limits that can be seen."""
-    count = min(len(centers), 200)
-    apart = np.linalg.norm(centers[:count, None] - centers[None], axis=-1)
-    apart[np.arange(count), np.arange(count)] = np.inf
-    next_one = apart.min(1)
-    typical = float(np.median(next_one)) if np.isfinite(next_one).all() else radius
-    return float(np.clip(0.5 * typical, 0.04 * radius, 0.15 * radius))

@@ -44,6 +44,7 @@ MATHEMATICS = (
     "undistort",
     "absolute",
     "registration",
+    "upright",
 )
 LAYERS = (
     *MATHEMATICS,
@@ -98,6 +99,10 @@ LAYERS = (
     "report",
     "localization",
     "localize",
+    "viewing",
+    "nodes",
+    "panel",
+    "viewer",
     "pipeline",
     "extend",
     "__init__",
@@ -107,6 +112,7 @@ LAYERS = (
     "commands.localize",
     "commands.models",
     "commands.sfm",
+    "commands.view",
     "cli",
     "__main__",
 )

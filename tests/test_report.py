@@ -18,11 +18,12 @@ from mbasfm.errors import InputError
 from mbasfm.models.base import DepthEstimate
 from mbasfm.pictures import color_depth, depth_picture
 from mbasfm.record import HISTOGRAM, MAX_STEPS, sample_histograms, step_columns, track_errors_px
-from mbasfm.report import MAX_POINTS, component_view, page_data, residual_curves, thumbnails, upright
+from mbasfm.report import MAX_POINTS, component_view, page_data, residual_curves, thumbnails
 from mbasfm.report_page import render_page, script_json
 from mbasfm.residuals import isotropic_residuals
 from mbasfm.solve_lm import Step
 from mbasfm.types import Samples
+from mbasfm.upright import upright
 from mbasfm.verdict import judge
 
 NASTY = "a<script>alert(1)</script>&\"'x.png"

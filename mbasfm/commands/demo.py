@@ -78,7 +78,7 @@ def run_demo(demo: Demo, console: Console | None = None) -> None:
     summary = {"settings": {**asdict(demo), "output": str(demo.output)}, "runs": scores}
     (demo.output / "result.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     scene = demo.output / "scene"
-    console.print(f"the scene is {scene}; look at {scene / 'report.html'}", soft_wrap=True)
+    console.print(f"the scene is {scene}; look at {scene / 'report.html'} or run: mba view {scene}", soft_wrap=True)
 
 
 def _check(demo: Demo) -> None:

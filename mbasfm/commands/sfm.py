@@ -92,4 +92,4 @@ def _summarise(result: Reconstruction, output: Path, console: Console) -> None:
             f" mean error {model.compute_mean_reprojection_error():.2f} px",
             highlight=False,
         )
-    console.print(f"look at {output / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"look at {output / 'report.html'} or run: mba view {output}", highlight=False, soft_wrap=True)

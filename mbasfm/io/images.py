@@ -6,7 +6,7 @@ Pixels are always handed out upright: the orientation tag is applied on reading 
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +84,16 @@ def read_small(path: Path, long_side: int) -> UInt8[np.ndarray, "h w 3"]:
         small = _to_rgb(upright)
         small.thumbnail((long_side, long_side))
         return np.asarray(small)
+
+
+def read_first_small(paths: Iterable[Path], long_side: int) -> UInt8[np.ndarray, "h w 3"] | None:
+    """A thumbnail from the first of several places that has the photograph."""
+    for path in paths:
+        try:
+            return read_small(path, long_side)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            continue
+    return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
