@@ -4,7 +4,6 @@ Rows: stages (initial, coarse, fine), samples per edge (30, 200, 500), losses (s
 form with each of its 1-D weights.
 """
 
-import math
 import statistics
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -13,7 +12,7 @@ import tyro
 from common import report, rough_start, score, standard_problem
 
 from mbasfm.adjust import adjust
-from mbasfm.config import COARSE, FINE, SPLIT, Loss, Stage, annealed
+from mbasfm.config import COARSE, FINE, SPLIT, Loss, Stage, annealed, with_loss
 from mbasfm.metrics import relative_pose_errors_deg
 from mbasfm.synthetic import Problem
 from mbasfm.types import Cameras
@@ -44,9 +43,7 @@ def variants() -> list[tuple[str, str, tuple[Stage, ...], int]]:
     ]
     for loss in ROBUST:
         assert loss in get_args(Loss)
-        # L2 and its kin have no threshold of their own; they see all residuals, as in the paper's comparison.
-        wide = FINE if loss == "truncated_l1" else replace(FINE, tau_max=math.expm1(10.0), log_scale=1.0)
-        rows.append(("losses", loss, (replace(COARSE, loss=loss), replace(wide, loss=loss)), 200))
+        rows.append(("losses", loss, with_loss(loss), 200))
     for loss in ("mba", "median", "mixture"):
         rows.append(("split", {"mba": "p / |e|", "median": "p / sigma", "mixture": "mixture"}[loss],
                      (replace(SPLIT, loss=loss),), 200))  # fmt: skip

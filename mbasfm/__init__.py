@@ -24,6 +24,7 @@ from mbasfm.localization import Localization, Located
 from mbasfm.localize import Map, relocalize
 from mbasfm.metrics import pose_auc, pose_errors_deg
 from mbasfm.pipeline import reconstruct
+from mbasfm.pose_priors import PosePriors
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.report import write_report
 from mbasfm.solve_lm import Step
@@ -55,6 +56,7 @@ __all__ = [
     "PAPER_STAGES",
     "PRESETS",
     "PoseGraph",
+    "PosePriors",
     "Priors",
     "Reconstruction",
     "SPLIT",

@@ -14,10 +14,11 @@ from mbasfm.errors import ConfigError, DegenerateError
 from mbasfm.forms import Form, IsotropicForm, SplitForm
 from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Pairing, number_unknowns
 from mbasfm.objective import Binning
+from mbasfm.pose_priors import PosePriors
 from mbasfm.solve_adam import solve_adam
 from mbasfm.solve_lm import Problem, Step, solve_lm
 from mbasfm.types import Cameras, Fixed, Samples
-from mbasfm.unknowns import find_gauge, fix_roots, make_priors
+from mbasfm.unknowns import PriorTerm, find_gauge, fix_roots, make_priors
 from mbasfm.validate import check_inputs, check_stage
 
 RESTART_NEIGHBOURS = 3
@@ -47,12 +48,14 @@ def adjust(
     stage: Stage | Sequence[Stage],
     fixed: Fixed | None = None,
     on_step: OnStep | None = None,
+    pose_priors: PosePriors | None = None,
 ) -> Adjustment:
     """Register all frames into one world by the stage's objective (or by several stages, one after the other).
 
     ``fixed`` says which unknowns of which frames must not move (none by default). Where a connected component has no
     fixed pose its best connected frame is held; where nothing determines its size, depth is kept on average as the
-    depth model gave it. ``on_step`` is called after every step of the solver.
+    depth model gave it. ``on_step`` is called after every step of the solver. ``pose_priors`` are known up to a
+    similarity, so they bend components but do not move them; `lm` uses them, `adam` does not.
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     if not stages:
@@ -70,14 +73,16 @@ def adjust(
             on_step(stage, step, state)
 
     for item in stages:
-        cameras = _run(cameras, active, item, fixed, record)
+        cameras = _run(cameras, active, item, fixed, record, pose_priors)
         for _ in range(item.restarts):
             stuck = find_stuck(cameras, active, item, fixed)
             if not stuck.any() or stuck.all():
                 break
             cameras = _restart(cameras, active, fixed, stuck)
-            cameras = _run(cameras, active, item, fixed, record)
-    return _report(cameras, samples, active, stages[-1], fixed, tuple(history))
+            cameras = _run(cameras, active, item, fixed, record, pose_priors)
+    problem = make_problem(cameras, active, stages[-1], fixed)
+    priors = _priors(cameras, problem, pose_priors)
+    return _report(cameras, samples, problem, priors, fixed, tuple(history))
 
 
 def make_problem(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed) -> Problem:
@@ -95,9 +100,21 @@ def make_problem(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed)
     return Problem(form, samples, unknowns, Pairing.build(samples.edges, cameras.num_frames), gauge, stage)
 
 
-def _run(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed, record: OnStep) -> Cameras:
+def _priors(cameras: Cameras, problem: Problem, pose_priors: PosePriors | None) -> PriorTerm:
+    priors = make_priors(cameras, problem.unknowns, problem.stage.priors, problem.gauge.typical_raw)
+    return replace(priors, poses=problem.gauge.split(pose_priors))
+
+
+def _run(
+    cameras: Cameras,
+    samples: Samples,
+    stage: Stage,
+    fixed: Fixed,
+    record: OnStep,
+    pose_priors: PosePriors | None = None,
+) -> Cameras:
     problem = make_problem(cameras, samples, stage, fixed)
-    priors = make_priors(cameras, problem.unknowns, stage.priors, problem.gauge.typical_raw)
+    priors = _priors(cameras, problem, pose_priors)
     solver = solve_lm if stage.solver == "lm" else solve_adam
     return solver(problem, cameras, priors, lambda step, state: record(stage, step, state))
 
@@ -155,15 +172,13 @@ def _start_at(cameras: Cameras, near: Samples, hold: Fixed, frame: int, neighbou
 def _report(
     cameras: Cameras,
     samples: Samples,
-    active: Samples,
-    stage: Stage,
+    problem: Problem,
+    priors: PriorTerm,
     fixed: Fixed,
     history: tuple[tuple[str, Step], ...],
 ) -> Adjustment:
-    problem = make_problem(cameras, active, stage, fixed)
-    priors = make_priors(cameras, problem.unknowns, stage.priors, problem.gauge.typical_raw)
-    diagnosis = diagnose(cameras, samples, stage)
-    stuck = find_stuck(cameras, samples, stage, fixed)
+    diagnosis = diagnose(cameras, samples, problem.stage)
+    stuck = find_stuck(cameras, samples, problem.stage, fixed)
     seen = torch.bincount(samples.edges.flatten(), minlength=cameras.num_frames) > 0
     reason = tuple(
         "no edge to any other frame" if not has_edge else diagnosis.explain(frame) if is_stuck else ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 460, 270
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 68, 14, 14, 40
 BAR_HEIGHT, BAR_LABEL, BAR_VALUE = 24, 100, 130
 
 
@@ -20,6 +20,8 @@ class Line:
     points: tuple[tuple[float, float], ...]
     marked: tuple[bool, ...] = ()
     """Which points carry a ring; none if empty."""
+    dots: bool = False
+    """Points instead of a line between them."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,13 @@ def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, outliers_fro
         parts.append(f'<text class="hint" x="{begin + 6:.1f}" y="{TOP + 14}">outliers</text>')
     parts += _grid(x, y)
     for line in lines:
-        path = " ".join(f"{_x(x, px):.1f},{_y(y, py):.1f}" for px, py in line.points)
         name = f"<title>{escape(line.label)}</title>"
-        parts.append(f'<polyline class="line {line.style}" points="{path}">{name}</polyline>')
+        if line.dots:
+            places = [f'cx="{_x(x, px):.1f}" cy="{_y(y, py):.1f}"' for px, py in line.points]
+            parts += [f'<circle class="dot {line.style}" {place} r="4">{name}</circle>' for place in places]
+        else:
+            path = " ".join(f"{_x(x, px):.1f},{_y(y, py):.1f}" for px, py in line.points)
+            parts.append(f'<polyline class="line {line.style}" points="{path}">{name}</polyline>')
         for (px, py), marked in zip(line.points, line.marked, strict=False):
             if marked:
                 parts.append(f'<circle class="ring" cx="{_x(x, px):.1f}" cy="{_y(y, py):.1f}" r="4"/>')

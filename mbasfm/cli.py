@@ -2,6 +2,7 @@
 
 import operator
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Annotated, Any
 import tyro
 
 from mbasfm import __version__
+from mbasfm.commands.bench import Bench
 from mbasfm.commands.demo import Demo
+from mbasfm.commands.eval import Eval
 from mbasfm.commands.export import Export
 from mbasfm.commands.localize import Localize
 from mbasfm.commands.models import Models
+from mbasfm.commands.report import Report
 from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
 from mbasfm.commands.view import View
 from mbasfm.config import PRESETS, Config
@@ -28,6 +32,9 @@ COMMANDS: dict[str, type] = {
     "localize": Localize,
     "view": View,
     "export": Export,
+    "report": Report,
+    "eval": Eval,
+    "bench": Bench,
     "demo": Demo,
     "models": Models,
 }
@@ -39,10 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"mba {__version__}")
         return 0
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # of metadata that it leaves out
     try:
         return int(_parse(arguments).run())
     except MBAError as error:
         print(f"error: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except OSError as error:
+        print(f"error: {error}; what was computed so far is kept and found again", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
         print("stopped; run the same command again, or with --resume, to go on from here", file=sys.stderr)

@@ -73,11 +73,24 @@ SPLIT_STAGES = (SPLIT,)
 """The default."""
 
 
+def with_loss(loss: Loss) -> tuple[Stage, ...]:
+    """The paper's stages with a rival loss. L2 and its kin have no threshold of their own: they see all residuals."""
+    has_threshold = loss in ("mba", "truncated_l1")
+    fine = FINE if has_threshold else replace(FINE, tau_max=COARSE.tau_max, log_scale=COARSE.log_scale)
+    return replace(COARSE, loss=loss), replace(fine, loss=loss)
+
+
 Objective = Literal["split", "paper"]
 Solver = Literal["lm", "adam"]
 Grouping = Literal["shared", "per-folder", "per-image"]
+LensKind = Literal["auto", "pinhole", "simple-radial", "radial", "opencv", "fisheye"]
+BENT: tuple[LensKind, ...] = ("simple-radial", "radial", "opencv", "fisheye")
+"""Lenses whose distortion is looked for from the start."""
 Tree = Literal["consistent", "paper"]
+Extent = Literal["all", "coarse", "none"]
 Preset = Literal["fast", "default", "accurate"]
+MOST = 1_000_000
+"""Of samples, tracks and steps: more is a typing error."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +107,28 @@ class Config:
     """Known intrinsics: COLMAP's cameras.txt or .bin, or JSON. They are held."""
     focal: float | None = None
     """Known focal length of all photographs [px]. It is held."""
+    lens: LensKind = "auto"
+    """Distortion of lenses that are not given: auto refines one radial term, the others fit that model or none."""
+    init: str | None = None
+    """Poses to start from: a COLMAP model, transforms.json, or trajectory. Its intrinsics are a start, too."""
+    align: str | None = None
+    """World of the result: up (z up), gps (metres east, north, up), or a file of poses; by default that of init."""
+    priors: str | None = None
+    """What is roughly known about poses: exif (GPS), a .csv or .json with positions, or a file of poses."""
+    prior_sigma_m: float | None = None
+    """Standard deviation of known positions [m] where the file says none; by default 5 for GPS, else 1."""
+    prior_sigma_deg: float = 5.0
+    """Standard deviation of known rotations [deg] where the file says none."""
     masks: str | None = None
     """Folder with masks, photo.jpg.png for photo.jpg, black = ignore; those beside the photographs are found anyway."""
     pairs: str = "auto"
     """Which pairs to match: auto, exhaustive, sequential, retrieval, or a file with two names per line."""
     objective: Objective = "split"
     """``split`` separates epipolar line and depth; ``paper`` is the published objective."""
+    loss: Loss | None = None
+    """A rival loss in the stages of objective ``paper``, to compare with."""
+    stages: Extent = "all"
+    """How much is adjusted: all stages, the first one only, or none."""
     solver: Solver = "lm"
     tree: Tree = "consistent"
     """How frames join at the start: by verified inliers and consistent triplets, or the paper's greedy tree."""
@@ -123,12 +152,22 @@ class Config:
         """Refuse what cannot work, before anything is computed."""
         if self.cameras is not None and self.focal is not None:
             raise ConfigError("give either cameras or focal, not both")
-        if self.focal is not None and not self.focal > 0:
+        if self.focal is not None and not 0 < self.focal < math.inf:
             raise ConfigError(f"focal must be positive, not {self.focal}")
+        if not min(self.prior_sigma_m or 1.0, self.prior_sigma_deg) > 0:
+            raise ConfigError("prior_sigma_m and prior_sigma_deg must be positive")
+        if self.priors is not None and self.solver == "adam":
+            raise ConfigError("the solver adam uses no priors; leave out --priors or --solver")
+        if self.loss is not None and self.objective != "paper":
+            raise ConfigError("a rival loss needs objective paper; the split residual has its own")
         if not 0 <= self.min_covisibility <= 1 or not 0 <= self.min_confidence < 1:
             raise ConfigError("min_covisibility and min_confidence must be shares between 0 and 1")
-        if min(self.samples_per_edge, self.adam_steps, self.tracks_per_frame) < 1 or not self.max_error_px > 0:
-            raise ConfigError("samples_per_edge, tracks_per_frame, adam_steps and max_error_px must be positive")
+        counts = self.samples_per_edge, self.adam_steps, self.tracks_per_frame
+        if not (1 <= min(counts) and max(counts) <= MOST and 0 < self.max_error_px < math.inf):
+            names = "samples_per_edge, tracks_per_frame, adam_steps and max_error_px"
+            raise ConfigError(f"{names} must be positive and at most {MOST}")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed}")
 
 
 @dataclass(frozen=True)
@@ -190,6 +229,12 @@ PRESETS: dict[Preset, Config] = {
 def stages_of(config: Config) -> tuple[Stage, ...]:
     """The rounds of adjustment that a configuration asks for."""
     stages = SPLIT_STAGES if config.objective == "split" else (COARSE, *annealed(FINE))
+    if config.loss is not None:
+        stages = with_loss(config.loss)
+    if config.stages != "all":
+        stages = stages[:1]
+    if config.stages == "none":
+        return tuple(replace(stage, max_steps=0, restarts=0) for stage in stages)
     if config.solver == "adam":
         return tuple(replace(stage, solver="adam", max_steps=config.adam_steps) for stage in stages)
     return stages

@@ -10,11 +10,13 @@ import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.config import Config
+from mbasfm.errors import InputError
 from mbasfm.infer import counts, describe_photos, estimate_depths, keypoints_of, match_pairs
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.io.lists import read_pairs
 from mbasfm.models.base import DepthEstimate, Features
+from mbasfm.models.flat import flat_depth
 from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
 from mbasfm.pairs import choose_pairs, looks_ordered
 from mbasfm.sampling import Keypoints
@@ -54,13 +56,26 @@ def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch)
     matchers = load_models("matcher", config.matcher, watch)
     (depth_model,) = load_models("depth", config.depth, watch)
     with watch.stage("depth"):
-        depths = list(watch.each(estimate_depths(photos, depth_model, cache), len(photos), "depth"))
+        found = list(watch.each(estimate_depths(photos, depth_model, cache), len(photos), "depth"))
+    depths = _with_flat(photos, found, watch)
     content = _match(photos, depths, matchers[0], None, config, cache, watch)
     for matcher in matchers[1:]:
         wanted = weak_frames(content)
         if wanted.any():
             content = merge(content, _match(photos, depths, matcher, wanted, config, cache, watch))
     return content
+
+
+def _with_flat(
+    photos: Sequence[Photo], found: Sequence[DepthEstimate | InputError], watch: Watch
+) -> list[DepthEstimate]:
+    """Photographs without usable depth go on without it, as long as there are others that have some."""
+    wrong = {photo.name: item for photo, item in zip(photos, found, strict=True) if isinstance(item, InputError)}
+    if wrong and len(wrong) == len(photos):
+        raise next(iter(wrong.values()))
+    for name, error in wrong.items():
+        watch.say(f"{name} goes on without depth: {error}")
+    return [flat_depth() if isinstance(item, InputError) else item for item in found]
 
 
 def _match(

@@ -30,6 +30,8 @@ class Diagnosis:
     """25, 50, 75 and 90 % of the isotropic residuals of the frame's own samples, at a long side of 1024."""
     depth_error: Float[Tensor, " N"]
     """Estimated relative error of the frame's depth after correction."""
+    parallax_px: Float[Tensor, " N"]
+    """How far baseline and depth move half of what a frame shows in the neighbour where they do so most."""
     match_error_px: float
     """Estimated error of a match across its epipolar line, at a long side of 1024."""
 
@@ -54,7 +56,19 @@ def diagnose(cameras: Cameras, samples: Samples, stage: Stage) -> Diagnosis:
         counts += count_bins(index, block.weight, REPORT_BINNING.num_bins, source, num_frames)
     distribution = distribution_from_counts(REPORT_BINNING, counts)
     quantiles = torch.stack([distribution.quantile(q) for q in QUANTILES], -1)
-    return Diagnosis(inlier_shares(cameras, samples, stage), quantiles, noise.depth, noise.match_px)
+    shares, parallax = inlier_shares(cameras, samples, stage), parallaxes_px(cameras, samples)
+    return Diagnosis(shares, quantiles, noise.depth, parallax, noise.match_px)
+
+
+def parallaxes_px(cameras: Cameras, samples: Samples) -> Float[Tensor, " N"]:
+    """Of every frame, the largest over its edges of the median parallax, at a long side of 1024."""
+    largest = torch.zeros(cameras.num_frames, dtype=torch.float64)
+    depth_error = samples.data.new_full((), 0.1)
+    for chunk, block in stream(cameras, samples, NO_INTRINSICS):
+        slope = split(block, 1.0, depth_error.expand(len(block.raw), 1)).slope
+        median = slope.nan_to_num(0.0, 0.0, 0.0).median(-1).values.double()
+        largest.scatter_reduce_(0, samples.edges[chunk, 0], median, "amax")
+    return largest
 
 
 def inlier_limit_px(stage: Stage) -> float:

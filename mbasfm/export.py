@@ -9,15 +9,18 @@ from typing import Literal, get_args
 import pycolmap
 
 from mbasfm.errors import InputError
+from mbasfm.fuse import View
 from mbasfm.infer import in_parallel
+from mbasfm.io.colmap_model import read_model
 from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, inverse_scale, write_16_bit
 from mbasfm.io.glb import glb_bytes
 from mbasfm.io.images import is_upright, read_upright, write_image
 from mbasfm.io.nerfstudio import Companions, transforms
+from mbasfm.io.plain import read_json
 from mbasfm.io.ply import write_ply
 from mbasfm.io.trajectory import tum_text
 from mbasfm.io.video import FRAMES_FOLDER, read_times
-from mbasfm.scene import Scene, read_model, read_scenes
+from mbasfm.scene import Scene, read_scenes
 from mbasfm.undistort import is_distorted, undistort_image
 
 Kind = Literal["images", "depth", "ply", "tum", "glb", "nerfstudio"]
@@ -47,13 +50,21 @@ def _missing_images(scene: Scene) -> list[Path]:
     if not missing:
         return []
     report = scene.folder / "report.json"
-    rows = json.loads(report.read_text(encoding="utf-8"))["images"] if report.is_file() else []
-    sources = {row["name"]: Path(row["source"]) for row in rows}
+    sources = _sources(report) if report.is_file() else {}
     for name in missing:
         if name not in sources or not sources[name].is_file():
             where = f"; {sources[name]} does not exist" if name in sources else ""
             raise InputError(f"images/{name}: missing, and so is its original{where}; put it back or run mba sfm again")
     return write_images(scene, {name: sources[name] for name in missing})
+
+
+def _sources(report: Path) -> dict[str, Path]:
+    """Where the photographs were, by name."""
+    content = read_json(report)
+    try:
+        return {row["name"]: Path(row["source"]) for row in content["images"]}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{report}: does not say where the photographs were; run mba sfm again") from error
 
 
 def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:
@@ -62,6 +73,12 @@ def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:
 
     def write(name: str) -> Path:
         source, target = sources[name], scene.folder / "images" / name
+        if source.resolve() == target.resolve() and not target.is_symlink():
+            if is_distorted(cameras[name]) or not is_upright(source):
+                raise InputError(
+                    f"{source}: is the original itself and must be rewritten; move it out of {target.parent}"
+                )
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)  # it may be a link to the original
         if is_distorted(cameras[name]):
@@ -88,19 +105,19 @@ def original_cameras(scene: Scene) -> dict[str, pycolmap.Camera]:
 
 def _depth_images(scene: Scene) -> list[Path]:
     """depth/*.png: depth for nerfstudio. depths/*.png and depth_params.json: inverse depth for Gaussian splatting."""
-    if not scene.depths:
+    if not scene.with_depth:
         return []
-    maps = list(scene.depths.values())
-    unit, scale = depth_unit(maps), inverse_scale(maps)
+    unit, scale = depth_unit(scene.depth_sample), inverse_scale(scene.depth_sample)
 
-    def write(name: str) -> list[Path]:
-        plain, inverse = (scene.folder / sub / f"{scene.stems[name]}.png" for sub in ("depth", "depths"))
-        write_16_bit(plain, depth_image(scene.depths[name], unit))
-        write_16_bit(inverse, inverse_image(scene.depths[name], scale))
+    def write(view: View) -> list[Path]:
+        plain, inverse = (scene.folder / sub / f"{scene.stems[view.name]}.png" for sub in ("depth", "depths"))
+        depth = scene.depth(view)
+        write_16_bit(plain, depth_image(depth, unit))
+        write_16_bit(inverse, inverse_image(depth, scale))
         return [plain, inverse]
 
-    written = [path for paths in in_parallel(write, scene.depths) for path in paths]
-    params = {scene.stems[name]: {"scale": scale, "offset": 0.0} for name in scene.depths}
+    written = [path for paths in in_parallel(write, scene.with_depth) for path in paths]
+    params = {scene.stems[view.name]: {"scale": scale, "offset": 0.0} for view in scene.with_depth}
     return [*written, _write_json(scene.model / "depth_params.json", params)]
 
 
@@ -127,12 +144,14 @@ def _glb(scene: Scene) -> list[Path]:
 
 def _nerfstudio(scene: Scene) -> list[Path]:
     depths = [f"depth/{scene.stems[view.name]}.png" for view in scene.views]
-    complete = len(scene.depths) == len(scene.views) and all((scene.folder / path).is_file() for path in depths)
+    complete = len(scene.with_depth) == len(scene.views) and all((scene.folder / path).is_file() for path in depths)
     cloud = scene.file("points.ply")
+    masks = [scene.mask_file(view).relative_to(scene.folder).as_posix() for view in scene.views]
     files = Companions(
         images=[f"images/{view.name}" for view in scene.views],
+        masks=masks if all((scene.folder / path).is_file() for path in masks) else (),
         depths=depths if complete else (),
-        depth_unit=depth_unit(list(scene.depths.values())) if complete else None,
+        depth_unit=depth_unit(scene.depth_sample) if complete else None,
         cloud=cloud.name if cloud.is_file() else None,
     )
     return [_write_json(scene.file("transforms.json"), transforms(scene.views, files))]

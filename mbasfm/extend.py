@@ -14,13 +14,13 @@ from mbasfm.config import Config, LocalizeConfig
 from mbasfm.content import Content, load_models
 from mbasfm.errors import InputError
 from mbasfm.graph import pose_graph
-from mbasfm.infer import estimate_depths, in_parallel, values_at
+from mbasfm.infer import in_parallel, values_at
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos, read_upright
 from mbasfm.io.masks import with_masks
 from mbasfm.localization import Located
 from mbasfm.localize import Map, Placement
-from mbasfm.mapping import POSE_SLACK, PreparedMap, given_depths, map_views, posed_view
+from mbasfm.mapping import POSE_SLACK, PreparedMap, depths_of, given_depths, map_views, posed_view
 from mbasfm.mapsource import MapSource, read_map
 from mbasfm.models.base import DepthEstimate
 from mbasfm.outputs import check_room, refuse_overwriting, write_scene
@@ -47,7 +47,9 @@ def extend(
     source = read_map(scene)
     everything = (*source.photos, *found)
     _refuse_doubles(source, found)
-    refuse_overwriting(output, everything, config.depth)
+    if output.resolve() == scene.resolve():
+        raise InputError(f"{scene} stays as it is; choose another --output for the larger scene")
+    refuse_overwriting(output, everything, config)
     check_room(output, everything)
     chart = Map.load(scene, settings, folder, watch=watch)
     placement = chart.place(found, chart.cache, watch)
@@ -55,7 +57,8 @@ def extend(
     content = replace(content, depths=_depths(source, found, config, chart.cache, watch))
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report.update(stages=watch.stages, notes=watch.notes)
-    start = Start(result.cameras.intrinsics, torch.ones(len(everything)).bool(), torch.zeros(len(everything)).bool())
+    known = torch.ones(len(everything), dtype=torch.bool)
+    start = Start(result.cameras.intrinsics, known, ~known, ~known)
     result.report.update(record(Run(photos, config, content, start, views, None), result))
     write_scene(result, content, output, watch)
     write_report(output)
@@ -136,7 +139,7 @@ def _depths(
     nothing = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=False)
     old = given_depths(source, cache) if source.depth is not None else [nothing] * len(source.photos)
     (model,) = load_models("depth", config.depth, watch)
-    return [*old, *estimate_depths(photos, model, cache)]
+    return [*old, *depths_of(photos, model, cache)]
 
 
 def _row(photo: Photo, item: Located | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ MAX_JUMP = 0.05
 MAX_DISAGREEMENT = 0.05
 """Between a point's depth and what another map says there."""
 NUM_NEIGHBOURS = 4
+VIEWS_AT_ONCE = 256
 MIN_SHARED = 10
 """Photographs are neighbours if they share so many points."""
 
@@ -100,17 +101,19 @@ def _agreement(
     return np.abs(ratio - 1) <= MAX_DISAGREEMENT, ratio < 1 - MAX_DISAGREEMENT
 
 
-def neighbours_of(shared: Int64[np.ndarray, "N N"]) -> list[list[int]]:
-    """For every view those with which it shares most points."""
-    order = np.argsort(-shared, axis=1, kind="stable")[:, :NUM_NEIGHBOURS]
-    return [[int(other) for other in row if shared[own, other] >= MIN_SHARED] for own, row in enumerate(order)]
+def neighbours_of(seen: Sequence[Int64[np.ndarray, " _"]]) -> list[list[int]]:
+    """For every view those with which it shares most points, given the numbers of the points that each sees.
 
-
-def shared_points(seen: Sequence[Int64[np.ndarray, " _"]]) -> Int64[np.ndarray, "N N"]:
-    """How many points each two views share, given the numbers of those that each sees; none with itself."""
+    Views are compared with all others some at a time: of thousands, the whole table would not fit into the memory.
+    """
     view = np.repeat(np.arange(len(seen)), [len(numbers) for numbers in seen])
     _, point = np.unique(np.concatenate([*seen, np.zeros(0, np.int64)]), return_inverse=True)
     sees = coo_array((np.ones(len(view), np.int64), (view, point)), shape=(len(seen), point.max(initial=0) + 1)).tocsr()
-    count = (sees @ sees.T).toarray()
-    np.fill_diagonal(count, 0)
-    return count
+    others, found = sees.T.tocsr(), []
+    for begin in range(0, len(seen), VIEWS_AT_ONCE):
+        shared = (sees[begin : begin + VIEWS_AT_ONCE] @ others).toarray()
+        for own, row in enumerate(shared, start=begin):
+            row[own] = 0
+            order = np.argsort(-row, kind="stable")[:NUM_NEIGHBOURS]
+            found.append([int(other) for other in order if row[other] >= MIN_SHARED])
+    return found

@@ -3,10 +3,13 @@
 Everything here is a pure function of tensors, works on any batch shape and is differentiable.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from mbasfm.fisheye import distort_fisheye, fisheye_by_k1, fisheye_jacobian, undistort_fisheye
 from mbasfm.types import Intrinsics
 
 UNDISTORT_STEPS = 12
@@ -174,6 +177,50 @@ def _before_the_turn(rays: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*
     return torch.stack([1 + 3 * k1 * s + 5 * k2 * s * s for s in (lowest, squared)]).amin(0) > 0
 
 
+def bend(
+    rays: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*C 4"], is_fisheye: Bool[Tensor, "*C"]
+) -> Float[Tensor, "*B 2"]:
+    """Distorted rays, through whichever lens."""
+    return _choose(distort, distort_fisheye, rays, coefficients, is_fisheye)
+
+
+def bend_jacobian(
+    rays: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*C 4"], is_fisheye: Bool[Tensor, "*C"]
+) -> Float[Tensor, "*B 2 2"]:
+    """Derivative of distorted rays by rays."""
+    return _choose(distort_jacobian, fisheye_jacobian, rays, coefficients, is_fisheye)
+
+
+def bend_by_k1(rays: Float[Tensor, "*B 2"], is_fisheye: Bool[Tensor, "*C"]) -> Float[Tensor, "*B 2"]:
+    """Derivative of distorted rays by k1."""
+    usual = rays * rays.square().sum(-1, keepdim=True)
+    return torch.where(is_fisheye[..., None], fisheye_by_k1(rays), usual) if bool(is_fisheye.any()) else usual
+
+
+def straighten(
+    distorted: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*C 4"], is_fisheye: Bool[Tensor, "*C"]
+) -> Float[Tensor, "*B 2"]:
+    """Inverse of bend; NaN where there is none."""
+    return _choose(undistort, undistort_fisheye, distorted, coefficients, is_fisheye)
+
+
+def _choose(
+    usual: Callable[[Tensor, Tensor], Tensor],
+    fisheye: Callable[[Tensor, Tensor], Tensor],
+    rays: Tensor,
+    coefficients: Tensor,
+    is_fisheye: Tensor,
+) -> Tensor:
+    """One function or the other per row; neither sees coefficients that are not its own."""
+    if not bool(is_fisheye.any()):
+        return usual(rays, coefficients)
+    if bool(is_fisheye.all()):
+        return fisheye(rays, coefficients)
+    mask, zero = is_fisheye[..., None], torch.zeros_like(coefficients)
+    first, second = usual(rays, coefficients.where(~mask, zero)), fisheye(rays, coefficients.where(mask, zero))
+    return torch.where(mask[..., None] if first.ndim > rays.ndim else mask, second, first)
+
+
 def project(points: Float[Tensor, "*B 3"], intrinsics: Intrinsics, frame: Tensor) -> Float[Tensor, "*B 2"]:
     """Pixels of camera-frame points seen by the given frames; points behind the camera give NaN.
 
@@ -181,16 +228,16 @@ def project(points: Float[Tensor, "*B 3"], intrinsics: Intrinsics, frame: Tensor
     """
     depth = points[..., 2:]
     rays = points[..., :2] / depth.where(depth > 0, torch.full_like(depth, torch.nan))
-    distorted = distort(rays, intrinsics.distortion[frame].to(points))
+    distorted = bend(rays, intrinsics.distortion[frame].to(points), intrinsics.fisheye[frame])
     return intrinsics.focal[frame].to(points) * distorted + intrinsics.center[frame].to(points)
 
 
 def pixel_rays(pixels: Float[Tensor, "*B 2"], intrinsics: Intrinsics, frame: Tensor) -> Float[Tensor, "*B 2"]:
     """Undistorted x/z, y/z of pixels."""
     distorted = (pixels - intrinsics.center[frame].to(pixels)) / intrinsics.focal[frame].to(pixels)
-    if not intrinsics.distortion.requires_grad and not intrinsics.distortion.any():
+    if not intrinsics.distortion.requires_grad and intrinsics.is_straight:
         return distorted
-    return undistort(distorted, intrinsics.distortion[frame].to(pixels))
+    return straighten(distorted, intrinsics.distortion[frame].to(pixels), intrinsics.fisheye[frame])
 
 
 def unit_rays(pixels: Float[Tensor, "*B 2"], intrinsics: Intrinsics, frame: Tensor) -> Float[Tensor, "*B 3"]:

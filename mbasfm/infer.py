@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
+from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, read_upright
 from mbasfm.io.masks import read_mask
@@ -67,11 +68,15 @@ def turned_back(
     return pixels
 
 
-def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate]:
-    """Depth of every photograph; networks use all cores by themselves."""
+def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate | InputError]:
+    """Depth of every photograph, or what is wrong with it; networks use all cores by themselves."""
     for photo in photos:
         content = getattr(model, "content_of", lambda photo: "")(photo)
-        arrays = cache.get(f"depth-2|{model.key}|{photo.digest}|{content}", partial(_estimate, photo, model))
+        try:
+            arrays = cache.get(f"depth-2|{model.key}|{photo.digest}|{content}", partial(_estimate, photo, model))
+        except InputError as error:
+            yield error
+            continue
         focal_px = None if np.isnan(arrays["focal_px"]) else float(arrays["focal_px"])
         values = _masked(photo, arrays["values"])
         yield DepthEstimate(values, bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px)

@@ -4,7 +4,7 @@ A two-view pose has no scale; the depth of the frame that is already placed give
 depth that the map has over the depth that triangulation with a unit baseline would give.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -56,22 +56,25 @@ def initialize_cameras(
     intrinsics: Intrinsics,
     is_disparity: Bool[torch.Tensor, " N"],
     tree: Tree = "consistent",
+    given: Mapping[int, Float64[np.ndarray, "3 4"]] | None = None,
 ) -> tuple[list[Cameras], Bool[torch.Tensor, " N"]]:
     """Starts that are worth adjusting, most promising first, and which frames were placed.
 
     Every connected component has its own root at the origin. There is a second start where positions along the tree and
-    positions averaged over all pairs agree about equally well with matches and depth.
+    positions averaged over all pairs agree about equally well with matches and depth. Frames with a ``given``
+    cam_from_world begin there and the others join them; then there is one start.
     """
     num_frames = len(keypoints)
     edges = _edges(views, keypoints, intrinsics)
     placing = _Placing(edges, is_disparity.numpy(), num_frames)
-    for frame, parents in _order(views, num_frames, tree):
+    placing.take(given or {})
+    for frame, parents in _order(views, placing.placed.copy(), tree):
         if parents:
             placing.attach(frame, parents[:1] if tree == "paper" else parents)
         else:
             placing.root(frame, keypoints[frame])
     states = [(placing.cam_from_world, placing.scale)]
-    if tree == "consistent" and views:
+    if tree == "consistent" and views and not given:
         states = placing.settle(views)
     starts = [
         Cameras(
@@ -86,17 +89,16 @@ def initialize_cameras(
     return starts, torch.from_numpy(placing.placed)
 
 
-def _order(views: Sequence[TwoView], num_frames: int, tree: Tree) -> Iterator[tuple[int, list[int]]]:
+def _order(views: Sequence[TwoView], placed: Bool[np.ndarray, " N"], tree: Tree) -> Iterator[tuple[int, list[int]]]:
     """Frames in the order in which they join, each with its placed neighbours, best first; roots have none.
 
     ``paper``: root of highest degree, next the frame of highest degree that touches the tree. ``consistent``: the same
     with the strength of pairs, counted towards the placed frames.
     """
-    strength = np.zeros((num_frames, num_frames))
+    strength = np.zeros((len(placed), len(placed)))
     for view in views:
         strength[view.i, view.j] = strength[view.j, view.i] = 1 if tree == "paper" else view.strength
     total = strength.sum(1)
-    placed = np.zeros(num_frames, dtype=bool)
     while True:
         reach = strength[placed].sum(0) * ~placed
         if reach.any():
@@ -128,6 +130,21 @@ class _Placing:
         if self._is_disparity[frame] and len(raw):
             self.scale[frame] = 1 / max(float(np.median(raw)), 1e-12)
         self.placed[frame] = True
+
+    def take(self, given: Mapping[int, Float64[np.ndarray, "3 4"]]) -> None:
+        """Place frames where somebody says they are. Their depth is as large as triangulation says, or others."""
+        for frame, pose in given.items():
+            self.cam_from_world[frame], self.placed[frame] = pose, True
+        ratios: dict[int, list[Float64[np.ndarray, " _"]]] = {}
+        for edge in self._edges.values():
+            if edge.source in given and edge.target in given and _parallax_deg(edge) >= MIN_PARALLAX_DEG:
+                ratios.setdefault(edge.target, []).append(self._scale_ratios(edge))
+        merged = {frame: np.concatenate(values) for frame, values in ratios.items()}
+        positive = {frame: values[np.isfinite(values) & (values > 0)] for frame, values in merged.items()}
+        scales = {frame: float(np.median(values)) for frame, values in positive.items() if len(values)}
+        usual = float(np.median([*scales.values()])) if scales else 1.0
+        for frame in given:
+            self.scale[frame] = scales.get(frame, usual)
 
     def attach(self, frame: int, parents: list[int]) -> None:
         """Place a frame by the proposal that most matches to placed frames agree with."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mbasfm.geometry import distort_jacobian, solve_2x2, undistort
+from mbasfm.geometry import bend_by_k1, bend_jacobian, solve_2x2, straighten
 from mbasfm.residuals import image_scale, relative_poses
 from mbasfm.types import Cameras, Samples
 
@@ -59,6 +59,8 @@ class EdgeCameras:
     is_disparity: Bool[Tensor, "E 1"]
     distortion_i: Float[Tensor, "E 1 4"]
     distortion_j: Float[Tensor, "E 1 4"]
+    fisheye_i: Bool[Tensor, "E 1"]
+    fisheye_j: Bool[Tensor, "E 1"]
     is_distorted: bool
 
     def rows(self, chunk: slice) -> "EdgeCameras":
@@ -89,7 +91,9 @@ def edge_cameras(cameras: Cameras, samples: Samples) -> EdgeCameras:
         cameras.is_disparity[i, None],
         intrinsics.distortion[i, None].to(dtype),
         intrinsics.distortion[j, None].to(dtype),
-        bool(intrinsics.distortion.any()),
+        intrinsics.fisheye[i, None],
+        intrinsics.fisheye[j, None],
+        not intrinsics.is_straight,
     )
 
 
@@ -152,8 +156,8 @@ def _load_distorted(
     edge: EdgeCameras, rays: Tensor, target: Tensor, raw: Tensor, weight: Tensor, columns: Columns
 ) -> Block:
     """The same through lenses with distortion: d = lens(u) is inverted, its derivatives follow implicitly."""
-    ray_i, focal_step_i, radial_step_i = _through_lens(rays[:, :2], edge.distortion_i)
-    ray_j, focal_step_j, radial_step_j = _through_lens(target / edge.focal_j, edge.distortion_j)
+    ray_i, focal_step_i, radial_step_i = _through_lens(rays[:, :2], edge.distortion_i, edge.fisheye_i)
+    ray_j, focal_step_j, radial_step_j = _through_lens(target / edge.focal_j, edge.distortion_j, edge.fisheye_j)
     rays[:, :2] = ray_i
     to_start = edge.projection[..., :2]
     steps: list[IntrinsicStep] = []
@@ -165,13 +169,13 @@ def _load_distorted(
     return Block(edge, rays, edge.focal_j * ray_j, raw, weight, steps)
 
 
-def _through_lens(distorted: Tensor, coefficients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _through_lens(distorted: Tensor, coefficients: Tensor, is_fisheye: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Undistorted rays (e, 2, K) and their derivatives by log focal and by k1."""
     distorted = distorted.mT
-    rays = undistort(distorted, coefficients)
-    jacobian = distort_jacobian(rays, coefficients)
+    rays = straighten(distorted, coefficients, is_fisheye)
+    jacobian = bend_jacobian(rays, coefficients, is_fisheye)
     focal_step = -solve_2x2(jacobian, distorted)
-    radial_step = -solve_2x2(jacobian, rays * rays.square().sum(-1, keepdim=True))
+    radial_step = -solve_2x2(jacobian, bend_by_k1(rays, is_fisheye))
     return rays.mT, focal_step.mT, radial_step.mT
 
 

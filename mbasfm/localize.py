@@ -173,6 +173,8 @@ def _read_one(path: Path) -> tuple[Photo, ...]:
 def _lenses(photos: Sequence[Photo], config: LocalizeConfig) -> tuple[list[Lens], list[bool]]:
     """Lenses, with NaN where the focal length is not known, and whether the user gave them."""
     start = known_intrinsics(photos, config.common())
+    if bool(start.intrinsics.fisheye.any()):
+        raise InputError("fisheye lenses cannot be localized; undistort the photographs first")
     return lenses_of(start.intrinsics), start.is_known.tolist()
 
 

@@ -5,7 +5,7 @@ fitted to points that the known poses triangulate, and where a keypoint has such
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,13 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from mbasfm.config import Config
 from mbasfm.content import load_models
 from mbasfm.depth_fit import DepthFit, fit_depth
+from mbasfm.errors import InputError
 from mbasfm.geometry import invert, transform, unproject
 from mbasfm.infer import counts, describe_photos, estimate_depths, match_pairs, values_at
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.mapsource import MapSource
-from mbasfm.models.base import DepthEstimate, Features, Matcher
+from mbasfm.models.base import DepthEstimate, DepthModel, Features, Matcher
 from mbasfm.models.files import FilesDepth
 from mbasfm.pairs import aggregate, exhaustive_pairs, learn_words, retrieval_pairs
 from mbasfm.polish import triangulate
@@ -136,13 +137,21 @@ def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
     model = FilesDepth(str(source.depth))
     nothing = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=True)
     there = [photo for photo in source.photos if model.find(photo.name) is not None]
-    found = dict(zip((photo.name for photo in there), estimate_depths(there, model, cache), strict=True))
+    found = dict(zip((photo.name for photo in there), depths_of(there, model, cache), strict=True))
     return [found.get(photo.name, nothing) for photo in source.photos]
 
 
 def _model_depths(source: MapSource, config: Config, cache: Cache, watch: Watch) -> list[DepthEstimate]:
     (model,) = load_models("depth", config.depth, watch)
-    return list(watch.each(estimate_depths(source.photos, model, cache), len(source.photos), "map depth"))
+    return list(watch.each(depths_of(source.photos, model, cache), len(source.photos), "map depth"))
+
+
+def depths_of(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate]:
+    """Depth of every photograph; one that cannot be had is an error."""
+    for found in estimate_depths(photos, model, cache):
+        if isinstance(found, InputError):
+            raise found
+        yield found
 
 
 def _at_pixels(estimate: DepthEstimate, photo: Photo, pixels: Float32[np.ndarray, "A 2"]) -> Float32[np.ndarray, " A"]:

@@ -8,21 +8,24 @@ from typing import Any
 import torch
 
 from mbasfm.adjust import Adjustment, adjust
-from mbasfm.calibrate import Start
-from mbasfm.config import Config, stages_of
-from mbasfm.content import Content, infer
+from mbasfm.calibrate import Start, known_intrinsics
+from mbasfm.config import BENT, Config, stages_of
+from mbasfm.content import PAIR_MODES, Content, infer
 from mbasfm.depth_check import drop_contradictions
 from mbasfm.errors import InputError
 from mbasfm.finish import finish
+from mbasfm.given import Given, read_given
 from mbasfm.graph import choose_answers, drop_inconsistent, find_components, select_edges
 from mbasfm.infer import WORKERS
 from mbasfm.initialize import initialize_cameras
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
+from mbasfm.io.lists import read_pairs
 from mbasfm.io.masks import with_masks
 from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video
 from mbasfm.outputs import check_room, refuse_overwriting, write_scene
 from mbasfm.pairwise import verify_pairs
+from mbasfm.pose_priors import PosePriors
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.record import Placed, Run, record
 from mbasfm.report import write_report
@@ -31,10 +34,11 @@ from mbasfm.sampling import draw_samples
 from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Fixed, Samples
 from mbasfm.watch import Watch
+from mbasfm.world import align_world
 
 MANY_SAMPLES = 200_000
 EXIF_LOG_FOCAL = 0.05
-"""Standard deviation of the logarithm of a focal length from the metadata."""
+"""Standard deviation of the logarithm of a focal length from the metadata, or from the model to start from."""
 
 
 def reconstruct(
@@ -53,15 +57,18 @@ def reconstruct(
     source = _frames_of(Path(photos), output, watch) if is_video(Path(photos)) else Path(photos)
     found, skipped = _find(source, config.masks, watch)
     if output is not None:
-        refuse_overwriting(Path(output), found, config.depth)
+        refuse_overwriting(Path(output), found, config)
         check_room(Path(output), found)
+    check_given(found, config)
+    given = read_given(found, config)
     content = infer(found, config, store, watch)
     start, verified = verify_pairs(content, config, store, watch)
     views = build_graph(content, start, verified, config, watch)
-    placed = place(content, start, views, config, watch)
+    placed = place(content, start, views, given, config, watch)
     adjustment = None if placed is None else placed.adjustment
     views = check_against_depth(content, views, adjustment, watch)
-    result = finish(content, start, views, adjustment, config, watch)
+    result = finish(content, start, views, adjustment, given.priors, config, watch)
+    result = align_world(result, given.world, watch)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report.update(stages=watch.stages, notes=watch.notes)
     result.report.update(record(Run(source, config, content, start, verified, placed), result))
@@ -69,6 +76,13 @@ def reconstruct(
         write_scene(result, content, Path(output), watch)
         write_report(Path(output))
     return result
+
+
+def check_given(photos: Sequence[Photo], config: Config) -> None:
+    """Read files that are needed late now: what is wrong with them should not be said after hours of work."""
+    known_intrinsics(photos, config)
+    if config.pairs not in PAIR_MODES:
+        read_pairs(Path(config.pairs), [photo.name for photo in photos])
 
 
 def _cache_folder(output: Path | str | None, cache: Path | str | None) -> Path | None:
@@ -117,13 +131,15 @@ def build_graph(content: Content, start: Start, views: list[TwoView], config: Co
     return views
 
 
-def place(content: Content, start: Start, views: Sequence[TwoView], config: Config, watch: Watch) -> Placed | None:
+def place(
+    content: Content, start: Start, views: Sequence[TwoView], given: Given, config: Config, watch: Watch
+) -> Placed | None:
     """Initial cameras, then marginalized bundle adjustment; None where no pair could be verified."""
     if not views:
         return None
     with watch.stage("initialize") as facts:
         starts, has_pose = initialize_cameras(
-            views, content.keypoints, start.intrinsics, content.is_disparity, config.tree
+            views, content.keypoints, start.intrinsics, content.is_disparity, config.tree, given.poses
         )
         samples = draw_samples(views, content.keypoints, config.samples_per_edge, config.seed)
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
@@ -131,7 +147,7 @@ def place(content: Content, start: Start, views: Sequence[TwoView], config: Conf
         watch.say("no verified match has depth, so there is nothing to adjust")
         return None
     with watch.stage("adjust") as facts:
-        placed = _adjust_best(starts, samples, start, config)
+        placed = _adjust_best(starts, samples, start, given.priors, config)
         adjustment = placed.adjustment
         facts.update(steps=len(adjustment.steps), registered=int(adjustment.registered.sum()))
         facts["score"] = _score(adjustment)
@@ -151,15 +167,18 @@ def check_against_depth(
     return kept
 
 
-def _adjust_best(starts: Sequence[Cameras], samples: Samples, start: Start, config: Config) -> Placed:
+def _adjust_best(
+    starts: Sequence[Cameras], samples: Samples, start: Start, priors: PosePriors | None, config: Config
+) -> Placed:
     """Adjust every start and take the end with the best score."""
     stages = stages_of(config)
-    if bool((start.is_exif | start.is_known).all()):
+    if bool((start.is_exif | start.is_init | start.is_known).all()):
         stages = tuple(replace(s, priors=replace(s.priors, log_focal=EXIF_LOG_FOCAL)) for s in stages)
-    fixed = replace(Fixed.build(len(start.is_known)), focal=start.is_known)
+    fixed = replace(Fixed.build(len(start.is_known), radial=config.lens not in BENT), focal=start.is_known)
+    fixed = replace(fixed, radial=fixed.radial | start.is_known)
     # Small problems are faster on one core; on a busy machine by far.
     torch.set_num_threads(1 if samples.weight.numel() < MANY_SAMPLES else WORKERS)
-    ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed)) for cameras in starts)
+    ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed, pose_priors=priors)) for cameras in starts)
     return max(ends, key=lambda placed: _score(placed.adjustment))
 
 

@@ -10,7 +10,10 @@ import numpy as np
 import pycolmap
 import torch
 
+from mbasfm.config import LensKind
+from mbasfm.depth_terms import VIRTUAL, DepthTerms, take_back, weigh_depth, with_depth
 from mbasfm.geometry import rotation_angle
+from mbasfm.pose_priors import PosePriors, position_priors
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints
 from mbasfm.tracks import held_out_error_px, split_matches
@@ -52,6 +55,8 @@ class Polished:
     """Why the cameras were left as they were; empty if polish was used."""
     held_out_px: tuple[float, float]
     """Median epipolar distance of held-out matches before and after."""
+    used_depth: bool = False
+    """Whether depth was good enough to be adjusted with the tracks."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ class Freedom:
 
     focal: bool
     lens: bool
-    """Principal point and radial term, under a prior."""
+    """Principal point and distortion, under a prior."""
+    model: LensKind = "auto"
+    """Of lenses that may change: which distortion; auto is one radial term."""
 
 
 HELD = Freedom(False, False)
@@ -74,6 +81,8 @@ class PolishSettings:
     tracks_per_frame: int = 1000
     """Bundle adjustment uses this many tracks of every frame, the longest."""
     seed: int = 0
+    priors: PosePriors | None = None
+    """In the world of the cameras. Positions count; rotations have counted in adjustment."""
 
 
 def camera_of(intrinsics: Intrinsics, frame: int, camera_id: int, freedom: Freedom) -> pycolmap.Camera:
@@ -82,12 +91,17 @@ def camera_of(intrinsics: Intrinsics, frame: int, camera_id: int, freedom: Freed
     fx, fy = intrinsics.focal[frame].tolist()
     cx, cy = intrinsics.center[frame].tolist()
     lens = intrinsics.distortion[frame].tolist()
-    if any(lens[1:]):
+    square = fx == fy
+    if bool(intrinsics.fisheye[frame]):
+        model, params = "OPENCV_FISHEYE", [fx, fy, cx, cy, *lens]
+    elif any(lens[2:]) or freedom.lens and freedom.model == "opencv" or not square and (freedom.lens or any(lens)):
         model, params = "OPENCV", [fx, fy, cx, cy, *lens]
-    elif freedom.lens or lens[0]:
-        model, params = ("SIMPLE_RADIAL", [fx, cx, cy, lens[0]]) if fx == fy else ("OPENCV", [fx, fy, cx, cy, *lens])
+    elif lens[1] or freedom.lens and freedom.model == "radial":
+        model, params = "RADIAL", [fx, cx, cy, *lens[:2]]
+    elif lens[0] or freedom.lens:
+        model, params = "SIMPLE_RADIAL", [fx, cx, cy, lens[0]]
     else:
-        model, params = ("SIMPLE_PINHOLE", [fx, cx, cy]) if fx == fy else ("PINHOLE", [fx, fy, cx, cy])
+        model, params = ("SIMPLE_PINHOLE", [fx, cx, cy]) if square else ("PINHOLE", [fx, fy, cx, cy])
     return pycolmap.Camera(model=model, width=width, height=height, params=params, camera_id=camera_id)
 
 
@@ -139,9 +153,11 @@ class Mapper:
         views: Sequence[TwoView],
         matches: Sequence[np.ndarray],
         prior_focal: Mapping[int, float] | None = None,
+        priors: PosePriors | None = None,
     ):
         """``prior_focal``: of each camera, where its focal length is believed to be; by default where it is."""
-        self.model = model
+        self.model, self._priors = model, priors
+        self.depth: DepthTerms | None = None
         self._prior_focal = prior_focal or _focals(model)
         graph = pycolmap.CorrespondenceGraph()
         for image_id, image in model.images.items():
@@ -169,25 +185,45 @@ class Mapper:
         self._triangulator.complete_all_tracks(self._options)
         self._triangulator.merge_all_tracks(self._options)
 
-    def adjust(self, freedom: Freedom, loss_px: float, tolerance: float) -> pycolmap.CeresBundleAdjuster:
-        """Move cameras and points to the minimum of the robust reprojection error."""
+    def adjust(self, freedom: Freedom, noise_px: float, tolerance: float) -> pycolmap.CeresBundleAdjuster:
+        """Move cameras and points to the minimum of the robust reprojection error.
+
+        Depth joins where intrinsics are held: it was corrected with them as they are, and would hold on to them. Where
+        positions are known, these tell the scale and depth stays out.
+        """
         options = pycolmap.BundleAdjustmentOptions()
         options.refine_focal_length = freedom.focal
         options.refine_extra_params = freedom.lens
         options.refine_principal_point = freedom.lens
+        options.refine_sensor_from_rig = False
         options.print_summary = False
         options.min_track_length = 2
         options.ceres.loss_function_type = pycolmap.LossFunctionType.CAUCHY
-        options.ceres.loss_function_scale = loss_px
+        options.ceres.loss_function_scale = LOSS_SIGMAS * noise_px
         options.ceres.auto_select_solver_type = True
         options.ceres.solver_options.function_tolerance = tolerance
         options.ceres.solver_options.num_threads = 1  # with more, sums come in another order each time
+        depth = self.depth if freedom == HELD and self._priors is None else None
+        model = with_depth(self.model, depth, max(self.noise_px(), MIN_NOISE_PX)) if depth else self.model
         config = pycolmap.BundleAdjustmentConfig()
-        for image_id in self.model.images:
+        for image_id in model.images:
             config.add_image(image_id)
-        config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
-        adjuster = pycolmap.create_default_ceres_bundle_adjuster(options, config, self.model)
+        for camera_id in model.cameras:
+            if camera_id >= VIRTUAL:
+                config.set_constant_cam_intrinsics(camera_id)
+        if self._priors is not None:
+            how, positions = position_priors(self._priors, model, noise_px)
+            adjuster = pycolmap.create_pose_prior_ceres_bundle_adjuster(options, how, config, positions, model)
+            adjuster.solve()
+            return adjuster
+        if depth:
+            config.set_constant_rig_from_world_pose(min(model.frames))  # depth knows the scale
+        else:
+            config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+        adjuster = pycolmap.create_default_ceres_bundle_adjuster(options, config, model)
         adjuster.solve()
+        if depth:
+            take_back(self.model, model)
         return adjuster
 
     def noise_px(self) -> float:
@@ -202,16 +238,16 @@ class Mapper:
 
     def settle(self, freedom: Freedom, px: float) -> None:
         """Adjust and filter, first roughly, then at the scale of the noise that was found."""
-        self.adjust(Freedom(freedom.focal, False), px, ROUGH_TOLERANCE)
+        self.adjust(replace(freedom, lens=False), px / LOSS_SIGMAS, ROUGH_TOLERANCE)
         self.filter(MAX_ERROR_PX * px)
         for tolerance in FINE_TOLERANCES:
             noise = max(self.noise_px(), MIN_NOISE_PX * px)
-            adjuster = self.adjust(freedom, LOSS_SIGMAS * noise, tolerance)
+            adjuster = self.adjust(freedom, noise, tolerance)
             if freedom == HELD:
                 self.filter(max(4 * noise, px))
         if freedom != HELD:
             self.shrink(adjuster, freedom, noise)
-            self.adjust(HELD, LOSS_SIGMAS * noise, FINE_TOLERANCES[-1])
+            self.adjust(HELD, noise, FINE_TOLERANCES[-1])
             self.filter(max(4 * noise, px))
 
     def filter(self, max_error_px: float) -> None:
@@ -294,12 +330,13 @@ def polish(
     for _ in range(MAX_PASSES):
         model = build_model(names, frames, polished, keypoints, settings.freedom)
         prior_focal = prior_focal or _focals(model)
-        mapper = Mapper(model, mine, used, prior_focal)
+        mapper = Mapper(model, mine, used, prior_focal, settings.priors)
         mapper.triangulate()
         num_points = mapper.model.num_points3D()
         if num_points < MIN_POINTS:
             reason = f"only {num_points} points could be triangulated; {MIN_POINTS} are needed"
             break
+        mapper.depth = weigh_depth(mapper.model, cameras, keypoints)
         mapper.settle(settings.freedom, _px(cameras, frames))
         if mapper.model.num_points3D() < MIN_LEFT * num_points:
             reason = f"only {mapper.model.num_points3D()} of {num_points} points were left"
@@ -313,7 +350,7 @@ def polish(
             reason = f"held-out matches got worse, {before:.2f} to {after:.2f} px"
     polished = cameras if reason else polished
     model = triangulate(names, frames, polished, views, keypoints)
-    return Polished(model, polished, not reason, reason, (before, after))
+    return Polished(model, polished, not reason, reason, (before, after), not reason and mapper.depth is not None)
 
 
 def _focals(model: pycolmap.Reconstruction) -> dict[int, float]:

@@ -163,5 +163,9 @@ def _verified(query: Query, prepared: PreparedMap, lens: Lens, max_error_px: flo
 def lens_of(prepared: PreparedMap, frame: int) -> Lens:
     """Of a frame of the map."""
     intrinsics = prepared.cameras.intrinsics
-    columns = (intrinsics.focal, intrinsics.center, intrinsics.distortion, intrinsics.sizes)
-    return Lens(*(column[frame].numpy() for column in columns))
+    return Lens(
+        intrinsics.focal[frame].numpy(),
+        intrinsics.center[frame].numpy(),
+        intrinsics.distortion[frame].numpy(),
+        intrinsics.sizes[frame].numpy(),
+    )

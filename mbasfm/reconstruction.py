@@ -13,6 +13,7 @@ import pycolmap
 from jaxtyping import Bool, Float64, Int64, UInt8
 from torch import Tensor
 
+from mbasfm.io.plain import write_text
 from mbasfm.types import Cameras, Frames, PoseGraph
 from mbasfm.undistort import is_distorted, undistort_model
 
@@ -49,8 +50,8 @@ class Reconstruction:
     def save_report(self, folder: Path) -> None:
         """Write report.json."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(_plain(self.report), indent=1)
-        (folder / "report.json").write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(plain_json(self.report), indent=1)
+        write_text(folder / "report.json", text + "\n")
 
 
 def _write(model: pycolmap.Reconstruction, folder: Path) -> None:
@@ -71,12 +72,12 @@ def spread_of(covariance: Float64[np.ndarray, "6 6"]) -> dict[str, Any]:
     return {"rotation_deg": np.rad2deg(sigma[:3]).tolist(), "translation": sigma[3:].tolist()}
 
 
-def _plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """JSON knows no NaN: what is not known becomes null."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -15,9 +15,11 @@ from mbasfm.adjust import Adjustment
 from mbasfm.calibrate import Start
 from mbasfm.config import Config, stages_of
 from mbasfm.content import Content
+from mbasfm.depth_fit import says_something
 from mbasfm.diagnose import inlier_limit_px
 from mbasfm.forms import NO_INTRINSICS, stream
 from mbasfm.kernels import isotropic, split
+from mbasfm.models.base import DepthEstimate
 from mbasfm.objective import Binning, count_bins
 from mbasfm.pictures import color_depth, jpeg_text
 from mbasfm.reconstruction import Reconstruction
@@ -66,8 +68,13 @@ def record(run: Run, result: Reconstruction) -> dict[str, Any]:
         "pairs": pair_columns(run.content, run.verified, result),
         "residuals": residual_record(run, result.models),
         "steps": step_columns(run.placed.adjustment.steps if run.placed is not None else ()),
-        "depth_pictures": [jpeg_text(color_depth(depth, DEPTH_LONG_SIDE_PX)) for depth in run.content.depths],
+        "depth_pictures": [_depth_picture(depth) for depth in run.content.depths],
     }
+
+
+def _depth_picture(depth: DepthEstimate) -> str | None:
+    """None where depth is the same everywhere: there is nothing to see."""
+    return jpeg_text(color_depth(depth, DEPTH_LONG_SIDE_PX)) if says_something(depth.values) else None
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -167,6 +174,8 @@ def camera_rows(content: Content, start: Start, cameras: Cameras) -> list[dict[s
             source = "given"
         elif bool(start.is_exif[frames[0]]):
             source = "metadata"
+        elif bool(start.is_init[frames[0]]):
+            source = "model to start from"
         else:
             source = "depth model" if any(content.depths[frame].focal_px for frame in frames) else "search"
         rows.append(

@@ -1,7 +1,7 @@
 """SCENE/report.html from a scene's folder alone: reads report.json, the models and the photographs."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from jaxtyping import Float64
 
 from mbasfm.errors import InputError
 from mbasfm.infer import in_parallel
+from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import read_first_small
+from mbasfm.io.plain import read_json, write_text
 from mbasfm.objective import distribution_from_counts
 from mbasfm.pictures import jpeg_text
 from mbasfm.record import HISTOGRAM
@@ -35,18 +37,29 @@ OUTSIDE = 1.6
 
 def write_report(folder: Path | str) -> Path:
     """Write report.html into a scene's folder; the same scene gives the same bytes."""
-    folder = Path(folder)
-    target = folder / "report.html"
-    target.write_text(render_page(page_data(folder)), encoding="utf-8")
+    target = Path(folder) / "report.html"
+    report = read_report(Path(folder))
+    with believing(Path(folder)):
+        page = render_page(page_data(Path(folder), report))
+    write_text(target, page)
     return target
 
 
-def page_data(folder: Path) -> dict[str, Any]:
+@contextmanager
+def believing(folder: Path) -> Iterator[None]:
+    """Use a report as if it were sound: whatever then goes wrong with its values means that it is not."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        what = f"{type(error).__name__} {error}".split("\n")[0]
+        raise InputError(f"{folder}/report.json: damaged, or of another version ({what}); run mba sfm again") from error
+
+
+def page_data(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
     """Everything that the page shows, as plain values."""
-    report = read_report(folder)
     names = [row["name"] for row in report["images"]]
     paths = sorted((folder / "sparse").glob("*/images.bin"), key=lambda path: int(path.parent.name))
-    models = [pycolmap.Reconstruction(path.parent) for path in paths]
+    models = [read_model(path.parent) for path in paths]
     return {
         "title": Path(report["source"]).name,
         "verdict": asdict(judge(report)),
@@ -65,12 +78,12 @@ def page_data(folder: Path) -> dict[str, Any]:
 def read_report(folder: Path) -> dict[str, Any]:
     """report.json of a scene."""
     path = folder / "report.json"
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"{folder}: no report.json there; run `mba sfm` with --output {folder} first") from error
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); run `mba sfm` again") from error
+    if not path.is_file():
+        raise InputError(f"{folder}: no report.json there; run `mba sfm` with --output {folder} first")
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: damaged, or of another version; run mba sfm again")
+    return content
 
 
 def image_rows(report: dict[str, Any], pictures: Sequence[str | None]) -> list[dict[str, Any]]:

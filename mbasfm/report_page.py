@@ -32,10 +32,10 @@ HIDDEN_FACTS = ("name", "seconds", "peak_memory_mb", "components")
 def render_page(data: Data) -> str:
     """The whole file as text."""
     verdict = data["verdict"]
-    return Template(_template("report.html")).substitute(
+    return Template(read_template("report.html")).substitute(
         title=escape(data["title"]),
-        style=_template("report.css"),
-        script=_template("report.js"),
+        style=read_template("report.css"),
+        script=read_template("report.js"),
         data=script_json({key: data[key] for key in ("scene", "pairs")} | {"images": _named(data["images"])}),
         tone=verdict["tone"],
         headline=escape(verdict["headline"]),
@@ -59,7 +59,8 @@ def script_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _template(name: str) -> str:
+def read_template(name: str) -> str:
+    """A file of the package's templates."""
     return files("mbasfm").joinpath("templates", name).read_text(encoding="utf-8")
 
 

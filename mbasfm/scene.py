@@ -1,8 +1,8 @@
 """A scene folder, read back: cameras and points from sparse/, depth from depth/, photographs from images/."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +10,18 @@ import pycolmap
 from jaxtyping import Float32, Int64
 
 from mbasfm.errors import InputError
-from mbasfm.fuse import Cloud, View, confirmed_points, neighbours_of, shared_points
+from mbasfm.fuse import Cloud, View, confirmed_points, neighbours_of
 from mbasfm.infer import in_parallel, values_at
-from mbasfm.io.depth_maps import read_depth, stems_of
+from mbasfm.io.colmap_model import read_model
+from mbasfm.io.depth_maps import read_depth, stems_of, thinned
 from mbasfm.io.images import read_upright
 from mbasfm.undistort import is_distorted
 
 CLOUD_POINTS = 200_000
+SAMPLED_DEPTHS = 20_000_000
+"""Of all maps of a component together, for the units of depth images."""
+MAPS_IN_MEMORY = 32
+"""A view's neighbours are mostly those of the view before."""
 
 
 @dataclass(frozen=True)
@@ -47,34 +52,50 @@ class Scene:
         """Where the depth map of a view is, or would be."""
         return self.folder / "depth" / f"{self.stems[view.name]}.npz"
 
+    def mask_file(self, view: View) -> Path:
+        """Where the mask of a view is, or would be."""
+        return self.folder / "masks" / f"{view.name}.png"
+
     @cached_property
-    def depths(self) -> dict[str, Float32[np.ndarray, "_ _"]]:
-        """Depth maps by name, of those photographs that have one."""
-        paths = {view.name: self.depth_file(view) for view in self.views}
-        there = {name: path for name, path in paths.items() if path.is_file()}
-        return dict(zip(there, in_parallel(read_depth, there.values()), strict=True))
+    def with_depth(self) -> tuple[View, ...]:
+        """Views that have a depth map."""
+        return tuple(view for view in self.views if self.depth_file(view).is_file())
+
+    @cached_property
+    def depth_sample(self) -> list[Float32[np.ndarray, " _"]]:
+        """Known values of every depth map; where those are too many for the memory, evenly spaced ones."""
+        share = max(SAMPLED_DEPTHS // max(len(self.with_depth), 1), 1)
+        return list(in_parallel(lambda view: thinned(read_depth(self.depth_file(view)), share), self.with_depth))
+
+    def depth(self, view: View) -> Float32[np.ndarray, "_ _"]:
+        """The depth map of a view; those that were read last are still there."""
+        return self._read_depth(self.depth_file(view))
+
+    @cached_property
+    def _read_depth(self) -> Callable[[Path], Float32[np.ndarray, "_ _"]]:
+        return lru_cache(MAPS_IN_MEMORY)(read_depth)
 
     @cached_property
     def cloud(self) -> Cloud:
         """Points fused from depth, or the sparse ones where those are more."""
-        fused = fuse(self) if self.depths else Cloud(np.zeros((0, 3)), np.zeros((0, 3), np.uint8))
+        fused = fuse(self) if self.with_depth else Cloud(np.zeros((0, 3)), np.zeros((0, 3), np.uint8))
         return fused if len(fused.points) > len(self.sparse.points) else self.sparse
 
 
 def fuse(scene: Scene, count: int = CLOUD_POINTS) -> Cloud:
     """About ``count`` points of all depth maps that other maps confirm, with the colours of their photographs."""
-    near = dict(zip((view.name for view in scene.views), neighbours_of(shared_points(scene.seen)), strict=True))
-    chosen = [view for view in scene.views if view.name in scene.depths]
-    share = max(count // len(chosen), 1)
+    near = dict(zip((view.name for view in scene.views), neighbours_of(scene.seen), strict=True))
+    usable = {view.name for view in scene.with_depth}
+    share = max(count // len(usable), 1)
 
     def lift(view: View) -> Cloud:
         others = [scene.views[number] for number in near[view.name]]
-        pairs = [(other, scene.depths[other.name]) for other in others if other.name in scene.depths]
-        points, pixels = confirmed_points(view, scene.depths[view.name], pairs, share)
+        pairs = [(other, scene.depth(other)) for other in others if other.name in usable]
+        points, pixels = confirmed_points(view, scene.depth(view), pairs, share)
         image = read_upright(scene.folder / "images" / view.name)
         return Cloud(points, values_at(image, (pixels / view.size).astype(np.float32)))
 
-    clouds = list(in_parallel(lift, chosen))
+    clouds = list(in_parallel(lift, scene.with_depth))
     return Cloud(np.concatenate([c.points for c in clouds]), np.concatenate([c.colors for c in clouds]))
 
 
@@ -87,14 +108,6 @@ def read_scenes(folder: Path) -> tuple[Scene, ...]:
     models = [read_model(sparse / str(number)) for number in numbers]
     stems = stems_of(image.name for model in models for image in model.images.values())
     return tuple(_scene(folder, number, model, stems) for number, model in zip(numbers, models, strict=True))
-
-
-def read_model(path: Path) -> pycolmap.Reconstruction:
-    """A COLMAP model, or an error that names its folder."""
-    try:
-        return pycolmap.Reconstruction(path)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise InputError(f"{path}: cannot be read as a COLMAP model ({error}); run mba sfm again") from error
 
 
 def _scene(folder: Path, number: int, model: pycolmap.Reconstruction, stems: Mapping[str, str]) -> Scene:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import poselib
+import torch
 from jaxtyping import Bool, Float64, Int64
 from scipy.special import gammaln
 
+from mbasfm.fisheye import undistort_fisheye
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 
 MIN_INLIERS = 12
@@ -39,6 +41,7 @@ class Lens:
     center: Float64[np.ndarray, " 2"]
     distortion: Float64[np.ndarray, " 4"]
     size: Int64[np.ndarray, " 2"]
+    is_fisheye: bool = False
 
     @property
     def px_per_reference_px(self) -> float:
@@ -49,8 +52,15 @@ class Lens:
         """As poselib wants it."""
         width, height = (int(value) for value in self.size)
         params = [*self.focal, *self.center, *self.distortion]
-        model = "OPENCV" if self.distortion.any() else "PINHOLE"
-        return {"model": model, "width": width, "height": height, "params": params[: 8 if model == "OPENCV" else 4]}
+        model = "OPENCV_FISHEYE" if self.is_fisheye else "OPENCV" if self.distortion.any() else "PINHOLE"
+        return {"model": model, "width": width, "height": height, "params": params[: 4 if model == "PINHOLE" else 8]}
+
+    def sees(self, pixels: Float64[np.ndarray, "M 2"]) -> Bool[np.ndarray, " M"]:
+        """Whether pixels are of rays that can be used: a fisheye sees what is beside it, or behind."""
+        if not self.is_fisheye:
+            return np.ones(len(pixels), dtype=bool)
+        radius = torch.from_numpy((pixels - self.center) / self.focal)
+        return np.isfinite(undistort_fisheye(radius, torch.from_numpy(self.distortion)).numpy()).all(1)
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,7 @@ def verify(
     calibrated: bool,
 ) -> TwoView | None:
     """The pair if its matches agree by more than chance, else None. ``max_error_px`` at a long side of 1024."""
+    matches = matches[lenses[0].sees(pixels[0][matches[:, 0]]) & lenses[1].sees(pixels[1][matches[:, 1]])]
     if len(matches) < MIN_INLIERS:
         return None
     points_i, points_j = pixels[0][matches[:, 0]], pixels[1][matches[:, 1]]
@@ -210,7 +221,7 @@ def _chance(points: Float64[np.ndarray, "M 2"], limit: float) -> float:
 
 def _straighten(points: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.ndarray, "M 2"]:
     """Pixels as the lens would show them if it did not distort: only then a plane is a homography."""
-    if not lens.distortion.any():
+    if not lens.is_fisheye and not lens.distortion.any():
         return points
     camera = lens.camera()
     model = poselib.Camera(camera["model"], camera["params"], camera["width"], camera["height"])

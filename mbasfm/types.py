@@ -64,18 +64,30 @@ class Samples:
 
 @dataclass(frozen=True)
 class Intrinsics:
-    """Pinhole cameras with COLMAP's OPENCV distortion, one row per frame."""
+    """Pinhole cameras with COLMAP's OPENCV distortion, or its OPENCV_FISHEYE, one row per frame."""
 
     focal: Float[Tensor, "N 2"]
     """fx, fy [px]. The focal unknown is one factor for both."""
     center: Float[Tensor, "N 2"]
     """cx, cy [px]."""
     distortion: Float[Tensor, "N 4"]
-    """k1, k2, p1, p2. SIMPLE_RADIAL is k1 alone."""
+    """k1, k2, p1, p2 (SIMPLE_RADIAL is k1 alone) or, of a fisheye, k1, k2, k3, k4."""
     sizes: Int[Tensor, "N 2"]
     """Width, height [px]."""
     group: Int[Tensor, " N"]
     """Frames of one group share the focal factor and the radial term."""
+    is_fisheye: Bool[Tensor, " N"] | None = None
+    """None: no frame is."""
+
+    @property
+    def fisheye(self) -> Bool[Tensor, " N"]:
+        """Which frames are fisheyes."""
+        return torch.zeros(len(self.focal), dtype=torch.bool) if self.is_fisheye is None else self.is_fisheye
+
+    @property
+    def is_straight(self) -> bool:
+        """Whether no lens bends anything."""
+        return not bool(self.distortion.any() or self.fisheye.any())
 
     @staticmethod
     def pinhole(focal: Float[Tensor, " N"], sizes: Int[Tensor, "N 2"], group: Int[Tensor, " N"]) -> "Intrinsics":
@@ -87,6 +99,7 @@ class Intrinsics:
             distortion=torch.zeros(len(focal), 4, dtype=torch.float64),
             sizes=sizes,
             group=group,
+            is_fisheye=torch.zeros(len(focal), dtype=torch.bool),
         )
 
 

@@ -13,6 +13,7 @@ from mbasfm.config import Priors
 from mbasfm.geometry import camera_centers, compose, exp_se3, orthonormalize
 from mbasfm.kernels import POSE_COLUMNS
 from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Unknowns
+from mbasfm.pose_priors import PosePriors
 from mbasfm.types import Cameras, Fixed, Samples
 
 Slots = Float[Tensor, "N D"]
@@ -42,10 +43,12 @@ def retract(cameras: Cameras, unknowns: Unknowns, step: Float[Tensor, " U"]) -> 
 
 @dataclass(frozen=True)
 class PriorTerm:
-    """Gaussian priors around the start, in the slots of the unknowns; poses have none."""
+    """Gaussian priors around the start, in the slots of the unknowns, and what is known about poses."""
 
     center: Slots
     precision: Slots
+    poses: tuple[PosePriors, ...] = ()
+    """One per component that has enough of them."""
 
     def evaluate(self, cameras: Cameras, unknowns: Unknowns) -> tuple[float, Tensor, Tensor]:
         """Loss, gradient and diagonal of the Hessian in the free unknowns."""
@@ -56,8 +59,15 @@ class PriorTerm:
         sharing = zeros.index_add(0, index, torch.ones_like(index, dtype=torch.float64))
         precision = self.precision[free] / sharing[index]
         gradient = zeros.index_add(0, index, precision * offset[free])
-        loss = 0.5 * (precision * offset[free].square()).sum()
-        return float(loss), gradient, zeros.index_add(0, index, precision)
+        loss = float(0.5 * (precision * offset[free].square()).sum())
+        diagonal = zeros.index_add(0, index, precision)
+        own, moves = unknowns.index[:, :POSE_COLUMNS], free[:, :POSE_COLUMNS]
+        for priors in self.poses:
+            pose_loss, pose_gradient, pose_diagonal = priors.evaluate(cameras.cam_from_world)
+            loss += pose_loss
+            gradient.index_add_(0, own[moves], pose_gradient[moves])
+            diagonal.index_add_(0, own[moves], pose_diagonal[moves])
+        return loss, gradient, diagonal
 
 
 def slot_values(cameras: Cameras, unknowns: Unknowns) -> Slots:
@@ -119,6 +129,13 @@ class Gauge:
                 factor[number] = 1 / inside.median()
         return self.rescale(cameras, priors, factor)
 
+    def split(self, priors: PosePriors | None) -> tuple[PosePriors, ...]:
+        """What is known about poses, by component; too few of one say nothing."""
+        if priors is None:
+            return ()
+        parts = (priors.of(self.component == number) for number in range(len(self.root)))
+        return tuple(part for part in parts if part is not None)
+
     def rescale(self, cameras: Cameras, priors: PriorTerm, factor: Float[Tensor, " G"]) -> tuple[Cameras, PriorTerm]:
         """Enlarge each component about its root. Depth priors move along, so that nothing pulls back."""
         s = factor[self.component]
@@ -140,7 +157,7 @@ class Gauge:
         prior_center[:, SLOT_SCALE] += depth_factor.log()
         prior_center[:, SLOT_SHIFT] *= depth_factor
         precision[:, SLOT_SHIFT] /= depth_factor.square()
-        return scaled, PriorTerm(prior_center, precision)
+        return scaled, replace(priors, center=prior_center, precision=precision)
 
 
 def find_gauge(samples: Samples, fixed: Fixed) -> Gauge:

@@ -54,6 +54,7 @@ def _check_shapes(cameras: Cameras, samples: Samples, fixed: Fixed) -> None:
         "intrinsics.distortion": (intrinsics.distortion, (num_frames, 4)),
         "intrinsics.sizes": (intrinsics.sizes, (num_frames, 2)),
         "intrinsics.group": (intrinsics.group, (num_frames,)),
+        "intrinsics.is_fisheye": (intrinsics.fisheye, (num_frames,)),
         "samples.edges": (samples.edges, (num_edges, 2)),
         "samples.data": (samples.data, (num_edges, per_edge, 5)),
         "samples.weight": (samples.weight, (num_edges, per_edge)),

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mbasfm.twoview import MIN_INLIERS
+
 Tone = Literal["good", "fair", "bad"]
 Report = dict[str, Any]
 SHOWN_NAMES = 5
@@ -17,6 +19,8 @@ WEAK_DEPTH = 0.25
 """Relative depth error from which on depth hardly helps."""
 FEW_INLIERS, FEW_POINTS = 60, 50
 SHORT_TRACK = 2.5
+MIN_PARALLAX_PX = 2.0
+"""At a long side of 1024: with less, distances are guesses."""
 USUAL_FOCAL = (0.6, 2.2)
 """Over the long side of the image: from wide angles of phones to short telephoto lenses."""
 
@@ -40,9 +44,28 @@ class Verdict:
     remarks: tuple[Remark, ...]
 
 
+def has_parallax(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the camera moved between photographs, as far as that is known."""
+    known = _values(rows, "parallax_px")
+    return len(known) == 0 or float(known.max()) > MIN_PARALLAX_PX
+
+
 def judge(report: Report) -> Verdict:
     """Read a report as somebody would who knows the program."""
-    rules = (_missing, _components, _doubtful, _polish, _focal, _depth, _matches, _loose, _skipped, _fine)
+    rules = (
+        _missing,
+        _hopeless,
+        _components,
+        _turned,
+        _doubtful,
+        _polish,
+        _focal,
+        _depth,
+        _matches,
+        _loose,
+        _skipped,
+        _fine,
+    )
     remarks = tuple(remark for rule in rules for remark in rule(report))
     order = ("bad", "fair", "good")
     ranked = tuple(sorted(remarks, key=lambda remark: order.index(remark.tone)))
@@ -76,7 +99,7 @@ def _sureness(report: Report) -> tuple[Tone, str]:
     if not placed:
         return "bad", "There is no pose to be sure of."
     shares = _values(placed, "inlier_share")
-    errors = [item["mean_error_px"] for item in components if item["mean_error_px"] is not None]
+    errors = [item["mean_error_px"] for item in components if item["points"] and item["mean_error_px"] is not None]
     share, error = _mean(shares), _mean(errors)
     all_there = len(placed) == len(report["images"])
     sharp = bool(errors) and error < SHARP_PX and all(item["polished"] for item in components)
@@ -85,6 +108,8 @@ def _sureness(report: Report) -> tuple[Tone, str]:
     turns = [_norm(row["sigma"]["rotation_deg"]) for row in placed if "sigma" in row]
     facts += [f"a typical camera direction is known to {np.median(turns):.2g}°"] if turns and any(turns) else []
     because = ": " + ", ".join(facts) if facts else ""
+    if len(shares) and share > SURE_SHARE and not has_parallax(placed):
+        return "fair", f"Camera directions are very likely right{because}; how far anything is away is not known."
     if len(shares) and share > SURE_SHARE and sharp:
         return ("good" if all_there and len(components) == 1 else "fair"), f"The poses are very likely right{because}."
     if len(shares) and share > UNSURE_SHARE and not _is_thin(report):
@@ -111,15 +136,27 @@ def _missing(report: Report) -> Iterator[Remark]:
         yield Remark("bad", f"{len(names)} {what} no pose ({_list(names)}): {reason}.", _advice_for(reason, report))
 
 
+def _hopeless(report: Report) -> Iterator[Remark]:
+    """Where nothing at all was placed: how near it came."""
+    if _registered(report):
+        return
+    matches, inliers = report["pairs"]["matches"], report["pairs"]["inliers"]
+    features = [stage["mean"] for stage in report["stages"] if stage["name"] == "features" and "mean" in stage]
+    best = f"The best of {len(matches)} pairs has {max(matches)} matches" if matches else "No pair has a single match"
+    agree = f", of which {max(inliers)} agree with one pose" if matches else ""
+    shown = f" Photographs have {features[0]} features on average." if features else ""
+    advice = "Look at the photographs below: are they sharp, do they show the same place, does it have any texture?"
+    yield Remark("bad", f"{best}{agree}; at least {MIN_INLIERS} must agree.{shown}", advice)
+
+
 def _advice_for(reason: str, report: Report) -> str:
     if "depth" in reason:
         return "Try another depth model; `mba models` lists those that can run."
-    if "xfeat" not in str(report["settings"]["matcher"]) and "matches" in reason:
-        return (
-            "Take photographs in between, with at least two thirds of the view in common, or try --matcher sift+xfeat "
-            "and --pairs exhaustive."
-        )
-    return "Take photographs in between, with at least two thirds of the view in common."
+    options = [] if "xfeat" in str(report["settings"]["matcher"]) else ["--matcher sift+xfeat"]
+    if not any(str(stage.get("why", "")).startswith("All pairs") for stage in report["stages"]):
+        options.append("--pairs exhaustive")
+    tries = f", or try {' and '.join(options)}" if options and "matches" in reason else ""
+    return f"Take photographs in between, with at least two thirds of the view in common{tries}."
 
 
 def _components(report: Report) -> Iterator[Remark]:
@@ -132,6 +169,18 @@ def _components(report: Report) -> Iterator[Remark]:
             "each has its own origin and scale.",
             "Add photographs that show two of the places at once, or try --pairs exhaustive.",
         )
+
+
+def _turned(report: Report) -> Iterator[Remark]:
+    for number in sorted({row["component"] for row in _registered(report)}):
+        members = [row for row in _registered(report) if row["component"] == number]
+        if not has_parallax(members):
+            yield Remark(
+                "bad",
+                f"There is no parallax in component {number}: its {len(members)} photographs show the scene from one "
+                "place, or something very far away. Positions and points mean nothing there.",
+                "Take photographs from places apart: a step to the side for every few steps of distance.",
+            )
 
 
 def _doubtful(report: Report) -> Iterator[Remark]:
@@ -176,6 +225,8 @@ def _focal(report: Report) -> Iterator[Remark]:
 
 def _depth(report: Report) -> Iterator[Remark]:
     errors = _values(_registered(report), "depth_error")
+    if not _registered(report):
+        return
     if str(report["settings"]["depth"]) == "flat" or any(
         note.startswith("Took depth model flat") for note in report["notes"]
     ):

@@ -14,7 +14,7 @@ from mbasfm.infer import in_parallel, values_at
 from mbasfm.io.depth_maps import read_depth
 from mbasfm.io.images import read_first_small
 from mbasfm.io.ply import read_ply
-from mbasfm.report import THUMBNAIL_SIDES_PX, image_rows, read_report
+from mbasfm.report import THUMBNAIL_SIDES_PX, believing, image_rows, read_report
 from mbasfm.scene import Scene, observations, read_model, read_scenes
 from mbasfm.upright import Upright, frustum_size, stand_up
 from mbasfm.verdict import Verdict, judge
@@ -93,15 +93,16 @@ class Exhibit:
 def read_exhibit(folder: Path, max_points: int) -> Exhibit:
     """Read a scene folder; clouds are thinned to a number of points each."""
     scenes, report = read_scenes(folder), read_report(folder)
-    components = tuple(_component(scene, report["pairs"], max_points) for scene in scenes)
-    missing = [row for row in report["images"] if row["component"] < 0] + report.get("skipped", [])
-    return Exhibit(
-        title="/".join(folder.resolve().parts[-2:]),
-        verdict=judge(report),
-        shots=_shots(folder, report, components),
-        components=components,
-        missing=tuple((row["name"], row["reason"]) for row in missing),
-    )
+    with believing(folder):
+        components = tuple(_component(scene, report["pairs"], max_points) for scene in scenes)
+        missing = [row for row in report["images"] if row["component"] < 0] + report.get("skipped", [])
+        return Exhibit(
+            title="/".join(folder.resolve().parts[-2:]),
+            verdict=judge(report),
+            shots=_shots(folder, report, components),
+            components=components,
+            missing=tuple((row["name"], row["reason"]) for row in missing),
+        )
 
 
 def depth_cloud(component: Component, view: View, count: int) -> Cloud | None:

@@ -38,12 +38,13 @@ class MadeUp:
         return len(self.lenses)
 
 
-def make_lens(focal=900.0, size=(1024, 768), distortion=NO_DISTORTION, offset=(0.0, 0.0)) -> Lens:
+def make_lens(focal=900.0, size=(1024, 768), distortion=NO_DISTORTION, offset=(0.0, 0.0), is_fisheye=False) -> Lens:
     return Lens(
         focal=np.full(2, float(focal)),
         center=np.array(size) / 2 + np.array(offset),
         distortion=np.array(distortion, dtype=np.float64),
         size=np.array(size),
+        is_fisheye=is_fisheye,
     )
 
 
@@ -99,7 +100,10 @@ def look(points: np.ndarray, cam_from_world: np.ndarray, lens: Lens) -> tuple[np
     (fx, fy), (cx, cy) = lens.focal, lens.center
     matrix = np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1]])
     turn, _ = cv2.Rodrigues(cam_from_world[:, :3])
-    pixels, _ = cv2.projectPoints(points, turn, cam_from_world[:, 3], matrix, lens.distortion)
+    if lens.is_fisheye:
+        pixels, _ = cv2.fisheye.projectPoints(points[None], turn, cam_from_world[:, 3], matrix, lens.distortion)
+    else:
+        pixels, _ = cv2.projectPoints(points, turn, cam_from_world[:, 3], matrix, lens.distortion)
     return pixels.reshape(-1, 2), points @ cam_from_world[2, :3] + cam_from_world[2, 3]
 
 
@@ -161,6 +165,7 @@ def true_intrinsics(made: MadeUp) -> Intrinsics:
         distortion=torch.from_numpy(np.stack([lens.distortion for lens in made.lenses])),
         sizes=torch.from_numpy(np.stack([lens.size for lens in made.lenses])),
         group=torch.tensor(made.group),
+        is_fisheye=torch.tensor([lens.is_fisheye for lens in made.lenses]),
     )
 
 

@@ -250,7 +250,7 @@ def test_a_scene_grows_by_photographs_and_keeps_its_poses(folder, tmp_path):
     assert (grown / "images/a.png").is_file() and (grown / "report.html").is_file()
     with pytest.raises(InputError, match="already"):
         extend(grown, folder / "queries", tmp_path / "third", Config())
-    with pytest.raises(InputError, match="lies in"):
+    with pytest.raises(InputError, match="stays as it is"):
         extend(scene, folder / "queries", scene, Config())
 
 

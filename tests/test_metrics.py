@@ -7,7 +7,24 @@ import torch
 from helpers import assert_close
 
 from mbasfm.geometry import apply_similarity, compose, exp_se3, exp_so3
-from mbasfm.metrics import auc, pose_auc, pose_errors_deg, relative_pose_errors_deg
+from mbasfm.metrics import (
+    absolute_trajectory_error,
+    accuracy,
+    align_to_truth,
+    all_pairs,
+    auc,
+    auc_trapezoid,
+    cosine_rounded_deg,
+    frame_errors,
+    normalised_trajectory_error,
+    pair_errors,
+    pooled,
+    pose_auc,
+    pose_errors_deg,
+    recall_curve,
+    registration_rate,
+    relative_pose_errors_deg,
+)
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 """Of four cameras, in the order of the errors."""
@@ -149,3 +166,109 @@ def test_thresholds_are_taken_in_the_given_order():
     estimate = turned(SQUARE, 2, [0, 0, math.radians(2)])
     areas = pose_auc(estimate, SQUARE, thresholds_deg=(8.0, 1.0, 4.0))
     assert areas == pytest.approx((0.5 + 0.5 * 0.75, 0.5, 0.5 + 0.5 * 0.5))
+
+
+def test_folding_forgets_the_sign_but_not_what_is_missing():
+    truth = looking_along_z([[0, 0, 0], [1, 2, 3], [5, 0, 0]])
+    reversed_ = looking_along_z([[0, 0, 0], [-1, -2, -3], [5, 0, 0]])
+    errors = pair_errors(reversed_, truth, torch.tensor([True, True, False]))
+    assert_close(errors.translation_deg, double([180.0, 180.0, 180.0]), atol=1e-9)
+    assert_close(errors.folded_deg, double([0.0, 180.0, 180.0]), atol=1e-6)
+    assert_close(errors.pose_deg(folded=True), double([0.0, 180.0, 180.0]), atol=1e-6)
+
+
+def test_the_order_of_a_pair_changes_its_translation_only():
+    # Frame 2 turned by 10 degrees: as the first of a pair its baseline is seen by the other camera, which is right.
+    estimate = turned(SQUARE, 2, [0, 0, math.radians(10)])
+    errors = pair_errors(estimate, SQUARE, pairs=all_pairs(4, ordered=True))
+    assert_close(errors.rotation_deg[:6], errors.rotation_deg[6:], atol=1e-9)
+    expected = [10.0 if pair[1] == 2 else 0.0 for pair in PAIRS] + [10.0 if pair[0] == 2 else 0.0 for pair in PAIRS]
+    assert_close(errors.translation_deg, double(expected), atol=1e-9)
+
+
+def test_some_pairs_only():
+    estimate = turned(SQUARE, 2, [0, 0, math.radians(10)])
+    errors = pair_errors(estimate, SQUARE, pairs=torch.tensor([[1, 2], [3, 1]]))
+    assert_close(errors.rotation_deg, double([10.0, 0.0]), atol=1e-9)
+
+
+def test_pairs_in_parts_are_the_same(monkeypatch):
+    truth, estimate = random_poses(0, 7), random_poses(1, 7)
+    whole = pair_errors(estimate, truth)
+    monkeypatch.setattr("mbasfm.metrics.PAIRS_AT_ONCE", 4)
+    assert_close(pair_errors(estimate, truth).translation_deg, whole.translation_deg)
+
+
+def test_accuracy_counts_what_is_below():
+    errors = double([0.0, 4.999, 5.0, 180.0])
+    assert accuracy(errors, 5.0) == 0.5
+    assert recall_curve(errors, [0.0, 1.0, 200.0]) == [0.0, 0.25, 1.0]
+
+
+def test_the_trapezoidal_area_in_closed_form():
+    # One error e: recall rises in a line from (0, 0) to (e, 1), then stays at 1: 1 - e / (2 t).
+    assert auc_trapezoid(double([2.0]), 5.0) == pytest.approx(1 - 2 / 10)
+    # Errors 1 and 3 of 2 below 5: triangles and trapezoids 0.25 + 1.5 + 2 = 3.75 over 5.
+    assert auc_trapezoid(double([3.0, 1.0]), 5.0) == pytest.approx(0.75)
+    assert auc_trapezoid(double([5.0, 7.0]), 5.0) == 0
+    many = 8 * torch.rand(4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert abs(auc_trapezoid(many, 5.0) - auc(many, 5.0)) < 1 / 4000
+
+
+def test_pooled_is_the_value_of_all_pairs_together():
+    scenes = [double([0.0, 1.0, 9.0]), double([3.0])]
+    values = [auc(errors, 5.0) for errors in scenes]
+    assert pooled(values, [3, 1]) == pytest.approx(auc(torch.cat(scenes), 5.0))
+    assert pooled(values, [3, 1]) != pytest.approx(sum(values) / 2)
+
+
+def test_rounded_cosines_hide_small_rotations():
+    rounded = cosine_rounded_deg(double([0.0, 0.56, 0.60, 30.0]))
+    assert_close(rounded[:2], double([0.0, 0.0]))
+    assert float(rounded[2]) == pytest.approx(math.degrees(math.acos(0.9999)))
+    assert float(rounded[3]) == pytest.approx(30.0, abs=0.01)
+
+
+def test_frames_are_measured_at_their_centres():
+    # Turned on the spot by 5 degrees: the translation vector of a camera far away moves, its centre does not.
+    truth = looking_along_z([[100, 0, 0], [0, 0, 0], [0, 1, 0]])
+    errors = frame_errors(turned(truth, 0, [0, math.radians(5), 0]), truth)
+    assert_close(errors.rotation_deg, double([5.0, 0.0, 0.0]), atol=1e-9)
+    assert_close(errors.distance, torch.zeros(3).double(), atol=1e-9)
+
+
+def test_medians_and_shares_of_frames():
+    truth = looking_along_z([[0, 0, 0]] * 4)
+    estimate = looking_along_z([[0.01, 0, 0], [0.03, 0, 0], [0.2, 0, 0], [0, 0, 0]])
+    errors = frame_errors(estimate, truth)
+    assert errors.median_distance == pytest.approx(0.02)
+    assert errors.share_within(0.1, 5.0) == 0.75
+    missing = frame_errors(estimate, truth, torch.tensor([True, True, False, False]))
+    assert missing.median_distance == math.inf and missing.median_rotation_deg == math.inf
+    assert missing.share_within(0.1, 5.0) == 0.5
+    assert registration_rate(torch.tensor([True, True, False, False])) == 0.5
+
+
+def test_trajectory_error_after_alignment():
+    truth = random_poses(0, 6)
+    everything = torch.ones(6, dtype=torch.bool)
+    moved = apply_similarity(truth, double(3.0), random_poses(2, 1)[0])
+    assert absolute_trajectory_error(moved, truth, everything) == pytest.approx(0, abs=1e-9)
+    assert normalised_trajectory_error(moved, truth, everything) == pytest.approx(0, abs=1e-9)
+    assert_close(align_to_truth(moved, truth, everything), truth, atol=1e-9)
+    two = torch.tensor([True, True, False, False, False, False])
+    assert math.isnan(absolute_trajectory_error(moved, truth, two))
+    assert math.isnan(normalised_trajectory_error(moved, truth, two))
+
+
+def test_trajectory_error_by_hand():
+    # A cross of four cameras and one in its middle, which is 1 too high. By symmetry nothing turns. Around the mean the
+    # truth has squares of 400 in all and the estimate 400.8: scale s = 400 / 400.8, left 400 - 400 s.
+    truth = looking_along_z([[10, 0, 0], [-10, 0, 0], [0, 10, 0], [0, -10, 0], [0, 0, 0]])
+    estimate = looking_along_z([[10, 0, 0], [-10, 0, 0], [0, 10, 0], [0, -10, 0], [0, 0, 1]])
+    everything = torch.ones(5, dtype=torch.bool)
+    rms = math.sqrt((400 - 400 * 400 / 400.8) / 5)
+    assert absolute_trajectory_error(estimate, truth, everything) == pytest.approx(rms, rel=1e-9)
+    # The truth's sum of squares is 400, and FastMap's mean goes over 3 coordinates.
+    normalised = normalised_trajectory_error(estimate, truth, everything)
+    assert normalised == pytest.approx(rms / math.sqrt(3) / 20, rel=1e-9)

@@ -13,12 +13,13 @@ from made_up import all_views, keypoints_with, make_lens, orbit, photograph, tru
 from PIL import ExifTags, Image
 
 from mbasfm.cli import main
+from mbasfm.config import Config
 from mbasfm.content import Content
 from mbasfm.errors import InputError
 from mbasfm.export import KINDS, export_scene
-from mbasfm.fuse import View
+from mbasfm.fuse import MIN_SHARED, NUM_NEIGHBOURS, View, neighbours_of
 from mbasfm.graph import pose_graph
-from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of
+from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of, thinned
 from mbasfm.io.images import find_photos, read_upright
 from mbasfm.io.nerfstudio import Companions, transforms
 from mbasfm.io.ply import read_ply
@@ -277,6 +278,37 @@ def test_export_makes_the_same_files_again(scene):
     assert {path: (folder / "scene" / path).read_bytes() for path in paths} == before
 
 
+def test_little_memory_gives_the_same_files(scene, monkeypatch):
+    """One map at a time, and views compared two by two."""
+    _, folder, _ = scene
+    report = json.loads((folder / "scene" / "report.json").read_text())
+    paths = [folder / "scene" / path for paths in report["outputs"].values() for path in paths]
+    before = {path: path.read_bytes() for path in paths}
+    monkeypatch.setattr("mbasfm.scene.MAPS_IN_MEMORY", 1)
+    monkeypatch.setattr("mbasfm.fuse.VIEWS_AT_ONCE", 2)
+    export_scene(folder / "scene")
+    assert {path: path.read_bytes() for path in paths} == before
+
+
+def test_neighbours_are_those_that_share_most_points(monkeypatch):
+    generator = np.random.default_rng(0)
+    seen = [np.flatnonzero(generator.random(200) < share) for share in generator.uniform(0.0, 0.6, 11)]
+    monkeypatch.setattr("mbasfm.fuse.VIEWS_AT_ONCE", 3)
+    for own, found in enumerate(neighbours_of(seen)):
+        shared = {k: len(np.intersect1d(seen[own], seen[k])) for k in range(11) if k != own}
+        ranked = sorted((k for k in shared if shared[k] >= MIN_SHARED), key=lambda k: (-shared[k], k))
+        assert found == ranked[:NUM_NEIGHBOURS]
+
+
+def test_units_of_many_maps_come_from_evenly_spaced_values():
+    depth = np.linspace(1, 3, 600, dtype=np.float32).reshape(20, 30)
+    depth[0] = np.nan
+    few = thinned(depth, 50)
+    assert len(few) == 50 and few[0] == depth[1, 0] and few[-1] == 3
+    assert np.array_equal(thinned(depth, 1000), depth[1:].ravel())
+    assert np.median(few) == pytest.approx(np.nanmedian(depth), rel=0.02)
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # What is in the way
 
@@ -337,14 +369,27 @@ def test_what_is_not_a_scene_is_refused_in_one_line(tmp_path, capsys):
 def test_input_in_the_place_of_output_is_refused(tmp_path):
     Image.new("RGB", (80, 80)).save(tmp_path / "1.png")
     photos, _ = find_photos(tmp_path)
-    refuse_overwriting(tmp_path / "scene", photos, f"files:{tmp_path / 'depth'}")
+    refuse_overwriting(tmp_path / "scene", photos, Config(depth=f"files:{tmp_path / 'depth'}"))
     with pytest.raises(InputError, match="move your maps"):
-        refuse_overwriting(tmp_path, photos, f"files:{tmp_path / 'depth'}?disparity")
+        refuse_overwriting(tmp_path, photos, Config(depth=f"files:{tmp_path / 'depth'}?disparity"))
     (tmp_path / "images").mkdir()
     (tmp_path / "1.png").rename(tmp_path / "images" / "1.png")
     photos, _ = find_photos(tmp_path / "images")
-    with pytest.raises(InputError, match="input"):
-        refuse_overwriting(tmp_path, photos, "flat")
+    with pytest.raises(InputError, match="say --lens pinhole if they have no distortion, else move them to .*input"):
+        refuse_overwriting(tmp_path, photos, Config())
+    refuse_overwriting(tmp_path, photos, Config(lens="pinhole"))
+    refuse_overwriting(tmp_path, photos, Config(focal=80.0))
+    (tmp_path / "bent.json").write_text('{"focal": 80, "k1": 0.1}')
+    with pytest.raises(InputError, match="undistorted photographs are written"):
+        refuse_overwriting(tmp_path, photos, Config(cameras=str(tmp_path / "bent.json")))
+    above, _ = find_photos(tmp_path)  # named images/1.png, so it would be written to images/images/1.png
+    with pytest.raises(InputError, match="images/1.png lies in"):
+        refuse_overwriting(tmp_path, above, Config(lens="pinhole"))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.new("RGB", (80, 90)).save(tmp_path / "images" / "1.png", exif=exif)
+    with pytest.raises(InputError, match="not stored upright"):
+        refuse_overwriting(tmp_path, photos, Config(lens="pinhole"))
 
 
 def test_keypoints_that_the_lens_cannot_have_seen_leave_the_image():

@@ -34,11 +34,10 @@ FOCAL = 900.0
 COLOURS = [(200, 40 + 10 * number, 90) for number in range(20)]
 
 
-def write_scene(folder, parts=1, num_frames=6, alone=0, noise_px=0.2):
+def write_scene(folder, parts=1, num_frames=6, alone=0, noise_px=0.2, lens=None, distance=4.0):
     """Photographs of one colour each, with features, matches and depth of made-up points in files."""
-    scenes = [
-        photograph(relief(400, part), orbit(num_frames), make_lens(FOCAL), part, noise_px) for part in range(parts)
-    ]
+    lens, poses = lens or make_lens(FOCAL), orbit(num_frames, distance=distance)
+    scenes = [photograph(relief(400, part), poses, lens, part, noise_px) for part in range(parts)]
     names = [f"{part}_{frame}.png" for part in range(parts) for frame in range(num_frames)]
     names += [f"alone_{number}.png" for number in range(alone)]
     for sub in ("images", "files/features", "files/matches", "depth"):

@@ -331,6 +331,7 @@ def test_triangulation_alone_leaves_cameras_and_finds_the_points():
         ((900.0, 900.0), (0.1, 0, 0, 0), False, "SIMPLE_RADIAL"),
         ((900.0, 880.0), (0.1, 0, 0, 0), False, "OPENCV"),
         ((900.0, 880.0), (0.1, 0.02, 0.001, -0.002), True, "OPENCV"),
+        ((900.0, 900.0), (0.1, 0.02, 0, 0), False, "RADIAL"),
     ],
 )
 def test_intrinsics_survive_the_way_to_colmap_and_back(focal, distortion, lens, model):

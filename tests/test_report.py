@@ -14,6 +14,7 @@ from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import reconstruct, write_report
 from mbasfm.charts import decade_axis, round_axis
+from mbasfm.cli import main
 from mbasfm.errors import InputError
 from mbasfm.models.base import DepthEstimate
 from mbasfm.pictures import color_depth, depth_picture
@@ -64,6 +65,7 @@ class Page(HTMLParser):
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     write_scene(folder, parts=2, alone=1, num_frames=4)
+    np.save(folder / "depth" / "alone_0.npy", np.linspace(1, 2, 48).reshape(6, 8))
     result = reconstruct(folder / "images", folder / "scene", settings(folder, focal=FOCAL))
     return folder, result
 
@@ -141,6 +143,30 @@ def test_each_weakness_is_told(change, said):
     assert said not in words(report)
     change(report)
     assert said in words(report)
+
+
+def test_where_nothing_was_placed_the_page_says_how_near_it_came():
+    report = fine_report()
+    for row in report["images"]:
+        row.update(component=-1, reason="no other photograph shares enough matches that agree with one relative pose")
+    report["pairs"] |= {"matches": [7, 5, 9], "inliers": [0, 0, 4]}
+    report["settings"]["depth"] = "flat"
+    report["stages"] = [{"name": "features", "mean": 51}, {"name": "pairs", "why": "All pairs, as there are few."}]
+    said = words(report)
+    assert "The best of 3 pairs has 9 matches, of which 4 agree with one pose; at least 12 must agree." in said
+    assert "51 features" in said and "try --matcher sift+xfeat." in said
+    assert "No depth model" not in said and "exhaustive" not in said
+
+
+def test_a_camera_that_only_turned_is_trusted_in_direction_only():
+    report = fine_report()
+    for row in report["images"]:
+        row["parallax_px"] = 0.3
+    assert "There is no parallax in component 0" in words(report) and "directions are very likely right" in words(
+        report
+    )
+    report["images"][0]["parallax_px"] = 30.0
+    assert "parallax" not in words(report)
 
 
 def test_a_given_focal_length_is_never_called_unusual():
@@ -242,9 +268,9 @@ def test_the_page_of_two_components_parses_and_names_everybody(made):
     assert all(name in page.text for name in result.frames.names)
     data = json.loads(page.data)
     assert [len(part["frames"]) for part in data["scene"]] == [4, 4]
-    assert len([tag for tag in page.tags if tag == "img"]) == 2 * 9
+    assert len([tag for tag in page.tags if tag == "img"]) == 9 + 1  # one of the depth maps is no constant
     alternatives = [value for tag, key, value in page.attributes if (tag, key) == ("img", "alt")]
-    assert len(alternatives) == 2 * 9 and all(alternatives)
+    assert len(alternatives) == 9 + 1 and all(alternatives)
 
 
 def test_the_page_loads_nothing(made, nothing):
@@ -269,7 +295,7 @@ def test_nothing_registered_gives_a_page_too(nothing):
 
 
 def test_names_cannot_become_elements(made):
-    data = page_data(made[0] / "scene")
+    data = page_data(made[0] / "scene", report_of(made[0] / "scene"))
     plain = Page(render_page(data))
     data["images"][0]["name"] = data["title"] = NASTY
     data["images"][8]["reason"] = NASTY
@@ -288,6 +314,16 @@ def test_photographs_that_moved_are_found_in_the_scene_or_left_out(made, tmp_pat
     shutil.copytree(folder / "images", tmp_path / "images")
     found = thumbnails(tmp_path, tmp_path / "gone", ["0_0.png", "no.png"])
     assert found[0] and found[1] is None
+
+
+def test_the_command_makes_the_same_page_again(made, capsys):
+    page = made[0] / "scene" / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    assert main(["report", str(page.parent)]) == 0
+    assert page.read_bytes() == before and str(page) in capsys.readouterr().out
+    assert main(["report", str(made[0])]) == 2
+    assert "no report.json there" in capsys.readouterr().err
 
 
 def test_a_folder_without_report_is_refused(tmp_path):

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from mbasfm.errors import InputError
+from mbasfm.io.arrays import read_arrays
+
 Arrays = Mapping[str, np.ndarray]
 
 
@@ -47,9 +50,8 @@ class Cache:
 def _load(path: Path) -> dict[str, np.ndarray] | None:
     """None where there is nothing or only something damaged, which is then computed again."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception:  # a damaged zip raises many kinds of errors; all mean the same here
+        return read_arrays(path)
+    except InputError:
         return None
 
 

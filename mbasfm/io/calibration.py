@@ -4,7 +4,6 @@ All have the first pixel's centre at (0.5, 0.5), as everywhere here. Photographs
 that lies on its side belong to another picture.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from mbasfm.errors import InputError
 from mbasfm.io.colmap import UNDISTORT, StoredCamera, is_number, read_cameras, read_images, stored_camera
 from mbasfm.io.images import Photo
 from mbasfm.io.names import join_names
+from mbasfm.io.plain import read_json
 
 Value = TypeVar("Value")
 
@@ -95,10 +95,7 @@ def _by_name(entries: Mapping[str, Value], photos: Sequence[Photo], path: Path) 
 
 
 def _from_json(path: Path, photos: Sequence[Photo]) -> dict[str, StoredCamera]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    content = read_json(path)
     images = content.get("images") if isinstance(content, dict) else None
     if images is None:
         stored = replace(_from_json_entry(content, str(path)), camera_id="1")

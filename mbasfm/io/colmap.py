@@ -55,6 +55,8 @@ IMAGE_RECORD = struct.Struct("<I7dI")
 """Number, pose, camera; then the name up to a zero byte, and the points."""
 COUNT = struct.Struct("<Q")
 POINT_BYTES = 24
+LARGEST = 1e9
+"""No size, focal length, distortion or position comes near."""
 IMAGE_LINE = "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME"
 UNDISTORT = "undistort the photographs first, for example with colmap image_undistorter"
 
@@ -108,8 +110,8 @@ def pose_from_quaternion(xyzw: Sequence[float], translation: Sequence[float], pl
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of a JSON file is a number that a float can hold."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    """Whether a value of a JSON file is a number that can mean something."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def stored_camera(
@@ -117,7 +119,7 @@ def stored_camera(
 ) -> StoredCamera:
     """From named numbers. ``f`` is both focal lengths; what is not distorted needs no distortion."""
     focal = tuple(values.get(key, values.get("f", math.nan)) for key in ("fx", "fy"))
-    if not (focal[0] > 0 and focal[1] > 0 and all(math.isfinite(value) for value in values.values())):
+    if not (focal[0] > 0 and focal[1] > 0 and all(abs(value) < LARGEST for value in values.values())):
         raise InputError(f"{place}: needs finite numbers and positive focal lengths in px, but has {dict(values)}")
     for names in (("cx", "cy"), ("width", "height")):
         if (names[0] in values) != (names[1] in values):

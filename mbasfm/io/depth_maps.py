@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float32, UInt16
 
 from mbasfm.errors import InputError
+from mbasfm.io.arrays import read_arrays
 
 LARGEST = 65535
 STEPS = 65536
@@ -38,14 +39,21 @@ def write_depth(path: Path, depth: Float32[np.ndarray, "h w"]) -> None:
 
 def read_depth(path: Path) -> Float32[np.ndarray, "h w"]:
     """What ``write_depth`` wrote."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return archive["depth"].astype(np.float32)
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise InputError(f"{path}: not a depth map of this program ({error}); run mba sfm again") from error
+    depth = read_arrays(path).get("depth")
+    if depth is None or depth.ndim != 2 or depth.size == 0 or depth.dtype != np.float32:
+        raise InputError(f"{path}: not a depth map of this program; run mba sfm again")
+    return depth
 
 
-def depth_unit(depths: Sequence[Float32[np.ndarray, "_ _"]]) -> float:
+def thinned(depth: Float32[np.ndarray, "h w"], count: int) -> Float32[np.ndarray, " _"]:
+    """At most ``count`` of the known values, evenly spaced."""
+    known = depth[np.isfinite(depth)]
+    if len(known) <= count:
+        return known
+    return known[np.linspace(0, len(known) - 1, count).round().astype(np.int64)]
+
+
+def depth_unit(depths: Sequence[Float32[np.ndarray, "..."]]) -> float:
     """World units per step of a 16-bit image: a thousandth where that suits, else another power of ten.
 
     The median of all depths decides: maps of disparity end far beyond what can be seen.
@@ -63,7 +71,7 @@ def depth_image(depth: Float32[np.ndarray, "h w"], unit: float) -> UInt16[np.nda
     return np.where((steps >= 1) & (steps <= LARGEST), steps, 0).astype(np.uint16)
 
 
-def inverse_scale(depths: Sequence[Float32[np.ndarray, "_ _"]]) -> float:
+def inverse_scale(depths: Sequence[Float32[np.ndarray, "..."]]) -> float:
     """One factor for the inverse depth of all images: 3D Gaussian splatting distrusts images with an unusual one."""
     inverse = np.concatenate([1 / depth[np.isfinite(depth)] for depth in depths])
     return float(np.quantile(inverse, NEAR)) * STEPS / LARGEST if inverse.size else 1.0

@@ -6,7 +6,8 @@ Pixels are always handed out upright: the orientation tag is applied on reading 
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from mbasfm.errors import InputError
+from mbasfm.io.arrays import MOST_EXPANSION
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif"})
 MIN_SIDE_PX = 64
@@ -42,6 +44,8 @@ class Photo:
     """SHA-256 of the file: the identity of the photograph in the cache."""
     mask: Path | None = None
     """Picture that is black where the photograph is to be ignored."""
+    gps: tuple[float, float, float | None] | None = None
+    """Latitude, longitude [deg] and altitude [m] from the metadata."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,15 @@ def find_photos(source: Path) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...
 
 def read_upright(path: Path) -> UInt8[np.ndarray, "H W 3"]:
     """RGB pixels with the orientation tag applied; 16-bit and grey images are brought to 8 bits and three channels."""
-    with Image.open(path) as image:
-        upright = ImageOps.exif_transpose(image)
-        return np.asarray(_to_rgb(upright))
+    with _opened(path) as image:
+        return np.asarray(_upright_rgb(image))
 
 
 def read_small(path: Path, long_side: int) -> UInt8[np.ndarray, "h w 3"]:
     """An upright thumbnail; JPEG files are decoded no larger than needed."""
-    with Image.open(path) as image:
+    with _opened(path) as image:
         image.draft("RGB", (2 * long_side, 2 * long_side))
-        upright = ImageOps.exif_transpose(image)
-        small = _to_rgb(upright)
+        small = _upright_rgb(image)
         small.thumbnail((long_side, long_side))
         return np.asarray(small)
 
@@ -91,19 +93,41 @@ def read_first_small(paths: Iterable[Path], long_side: int) -> UInt8[np.ndarray,
     for path in paths:
         try:
             return read_small(path, long_side)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except InputError:
             continue
     return None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    return (_to_8_bit(image) if image.mode.startswith(("I", "F")) else image).convert("RGB")
+def _upright_rgb(image: Image.Image) -> Image.Image:
+    upright = ImageOps.exif_transpose(image)
+    return (_to_8_bit(upright) if upright.mode.startswith(("I", "F")) else upright).convert("RGB")
 
 
 def is_upright(path: Path) -> bool:
     """Whether the pixels of a file are stored as they should be seen."""
-    with Image.open(path) as image:
+    with _opened(path) as image:
         return image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+
+
+def is_plausible(path: Path) -> bool:
+    """Whether a picture is no larger than its file can hold, as far as its header can be read."""
+    try:
+        with Image.open(path) as image:
+            return image.width * image.height <= MOST_EXPANSION * path.stat().st_size
+    except Exception:  # not every kind of picture is known here
+        return True
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """A picture; all that goes wrong with it becomes one kind of error, for a damaged file raises many."""
+    try:
+        with Image.open(path) as image:
+            yield image
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: the file does not exist") from error
+    except Exception as error:
+        raise InputError(f"{path}: cannot be decoded ({error})") from error
 
 
 def write_image(path: Path, pixels: UInt8[np.ndarray, "H W 3"]) -> None:
@@ -149,20 +173,32 @@ def _inspect(name: str, path: Path) -> Photo | SkippedFile:
     """Decode once: a file that cannot be decoded to its end is found here, not hours later."""
     try:
         content = path.read_bytes()
+        if not content:
+            return SkippedFile(name, "cannot be decoded (the file is empty)")
         with Image.open(path) as image:
-            image.load()
-            exif = image.getexif()
-            width, height = image.size
+            width, height = _upright_rgb(image).size
+            focal_px, device, gps = _metadata(image, width, height)
     except FileNotFoundError:
         return SkippedFile(name, "the file does not exist")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except UnidentifiedImageError:
+        return SkippedFile(name, "cannot be decoded (no known kind of picture)")
+    except Exception as error:  # a damaged file raises many kinds of errors; all mean the same here
         return SkippedFile(name, f"cannot be decoded ({error})")
     if min(width, height) < MIN_SIDE_PX:
         return SkippedFile(name, f"only {width} x {height} px; at least {MIN_SIDE_PX} px per side are needed")
-    if exif.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8):
-        width, height = height, width
     digest = hashlib.sha256(content).hexdigest()
-    return Photo(name, path, width, height, exif_focal_px(exif, width, height), _device(exif), digest)
+    return Photo(name, path, width, height, focal_px, device, digest, gps=gps)
+
+
+def _metadata(
+    image: Image.Image, width: int, height: int
+) -> tuple[float | None, str, tuple[float, float, float | None] | None]:
+    """Focal length [px], device and position; damaged metadata say nothing, but the picture may be good."""
+    try:
+        exif = image.getexif()
+        return exif_focal_px(exif, width, height), _device(exif), exif_gps(exif)
+    except Exception:
+        return None, "", None
 
 
 def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
@@ -170,7 +206,7 @@ def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
     details = exif.get_ifd(ExifTags.IFD.Exif)
     film = _number(details.get(ExifTags.Base.FocalLengthIn35mmFilm))
     if film:
-        return film / FILM_DIAGONAL_MM * math.hypot(width, height)
+        return _plausible(film / FILM_DIAGONAL_MM * math.hypot(width, height), width, height)
     focal_mm = _number(details.get(ExifTags.Base.FocalLength))
     per_unit = _number(details.get(ExifTags.Base.FocalPlaneXResolution))
     unit_mm = MM_PER_UNIT.get(int(_number(details.get(ExifTags.Base.FocalPlaneResolutionUnit)) or 2))
@@ -178,17 +214,45 @@ def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
     if not (focal_mm and per_unit and unit_mm):
         return None
     shrink = max(width, height) / max(original, 1) if original else 1.0  # the tag speaks of the picture as taken
-    focal = focal_mm * per_unit / unit_mm * shrink
-    return focal if 0.1 * max(width, height) < focal < 100 * max(width, height) else None
+    return _plausible(focal_mm * per_unit / unit_mm * shrink, width, height)
 
 
-def _number(value: object) -> float | None:
+def _plausible(focal_px: float, width: int, height: int) -> float | None:
+    return focal_px if 0.1 * max(width, height) < focal_px < 100 * max(width, height) else None
+
+
+def exif_gps(exif: Image.Exif) -> tuple[float, float, float | None] | None:
+    """Latitude, longitude [deg] and altitude [m], None where the metadata does not say or cannot be right."""
+    tags = exif.get_ifd(ExifTags.IFD.GPSInfo)
+    latitude = _degrees(tags.get(ExifTags.GPS.GPSLatitude), tags.get(ExifTags.GPS.GPSLatitudeRef), "S")
+    longitude = _degrees(tags.get(ExifTags.GPS.GPSLongitude), tags.get(ExifTags.GPS.GPSLongitudeRef), "W")
+    if latitude is None or longitude is None or abs(latitude) > 90 or abs(longitude) > 180:
+        return None
+    if latitude == 0 and longitude == 0:
+        return None  # what receivers write before they know
+    altitude = _number(tags.get(ExifTags.GPS.GPSAltitude), allow_zero=True)
+    below = tags.get(ExifTags.GPS.GPSAltitudeRef) in (1, b"\x01")
+    return latitude, longitude, -altitude if altitude is not None and below else altitude
+
+
+def _degrees(parts: object, reference: object, negative: str) -> float | None:
+    """From degrees, minutes and seconds."""
+    if not isinstance(parts, tuple | list) or len(parts) != 3:
+        return None
+    numbers = [_number(part, allow_zero=True) for part in parts]
+    if any(number is None for number in numbers):
+        return None
+    value = sum(number / unit for number, unit in zip(numbers, (1, 60, 3600), strict=True) if number is not None)
+    return -value if str(reference).strip("\0 ").upper() == negative else value
+
+
+def _number(value: object, allow_zero: bool = False) -> float | None:
     """A positive finite number, or None for anything else a camera may have written."""
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, ZeroDivisionError):
         return None
-    return number if math.isfinite(number) and number > 0 else None
+    return number if math.isfinite(number) and (number > 0 or allow_zero and number == 0) else None
 
 
 def _device(exif: Image.Exif) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from mbasfm.errors import InputError
 from mbasfm.io.images import Photo
@@ -29,7 +29,10 @@ def with_masks(photos: Sequence[Photo], folder: Path | None) -> tuple[Photo, ...
         raise InputError(
             f"{folder}: no mask for any photograph; that of {photos[0].name} would be {photos[0].name}.png"
         )
-    return tuple(replace(photo, mask=mask) for photo, mask in zip(photos, masks, strict=True))
+    masked = tuple(replace(photo, mask=mask) for photo, mask in zip(photos, masks, strict=True))
+    for photo in masked:
+        read_mask(photo)  # what is wrong with one is said now, not hours later
+    return masked
 
 
 def read_mask(photo: Photo) -> Bool[np.ndarray, "h w"]:
@@ -40,7 +43,7 @@ def read_mask(photo: Photo) -> Bool[np.ndarray, "h w"]:
     try:
         with Image.open(path) as image:
             values = np.asarray(image.convert("L"))
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # a damaged file raises many kinds of errors; all mean the same here
         raise InputError(f"{path}: the mask of {photo.name} cannot be decoded ({error})") from error
     height, width = values.shape
     if abs(width * photo.height / (height * photo.width) - 1) > MAX_ASPECT_ERROR:

@@ -18,6 +18,8 @@ class Companions:
     """One per view."""
     depths: Sequence[str] = ()
     """One per view, or none at all: nerfstudio wants all or nothing."""
+    masks: Sequence[str] = ()
+    """As depths."""
     depth_unit: float | None = None
     """World units per step of the depth images."""
     cloud: str | None = None
@@ -32,6 +34,8 @@ def transforms(views: Sequence[View], files: Companions) -> dict[str, Any]:
     content["frames"] = [_frame(view, name, shared) for view, name in zip(views, files.images, strict=True)]
     for frame, depth in zip(content["frames"], files.depths, strict=False):
         frame["depth_file_path"] = depth
+    for frame, mask in zip(content["frames"], files.masks, strict=False):
+        frame["mask_path"] = mask
     if files.depths:
         content["depth_unit_scale_factor"] = files.depth_unit
     content["applied_transform"] = np.eye(4)[:3].tolist()

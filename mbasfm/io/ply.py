@@ -27,6 +27,8 @@ def read_ply(path: Path) -> Cloud:
     if header + END != _header(count) or len(body) != count * VERTEX.itemsize:
         raise InputError(f"{path}: not a point cloud of this program; make it again with mba export --format ply")
     vertices = np.frombuffer(body, VERTEX)
+    if not np.isfinite(vertices["xyz"]).all():
+        raise InputError(f"{path}: has points that are not numbers; make it again with mba export --format ply")
     return Cloud(vertices["xyz"].astype(np.float64), vertices["rgb"].copy())
 
 

@@ -3,7 +3,6 @@
 Whatever a file's own convention, poses are cam_from_world with OpenCV axes when they leave this module.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +25,12 @@ from mbasfm.io.colmap import (
     stored_camera,
 )
 from mbasfm.io.names import join_names
+from mbasfm.io.plain import read_json
 
 TUM_NUMBERS, KITTI_NUMBERS = 7, 12
 NUMBERED = "# number"
 """How a trajectory begins that counts photographs instead of seconds."""
+COLUMNS = "neither TUM's 'time tx ty tz qx qy qz qw' nor KITTI's 12 numbers"
 MAX_TIME_APART = 0.02
 """A pose belongs to a photograph if their times differ by no more [s]."""
 MAX_SKEW = 0.01
@@ -161,10 +162,7 @@ def _from_colmap(path: Path) -> PoseFile:
 
 
 def _from_json(path: Path) -> PoseFile:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    content = read_json(path)
     if isinstance(content, dict) and isinstance(content.get("frames"), list):
         rows = [_nerfstudio_frame(content, frame, f"{path}, frame {n}") for n, frame in enumerate(content["frames"])]
     elif isinstance(content, dict) and isinstance(content.get("images"), dict):
@@ -187,7 +185,7 @@ def _nerfstudio_frame(content: Mapping[str, Any], frame: object, place: str) -> 
     if not isinstance(frame, dict) or not isinstance(frame.get("file_path"), str):
         raise InputError(f'{place}: no "file_path"; each frame needs one, and a "transform_matrix"')
     matrix = _matrix(frame.get("transform_matrix"), (3, 4), (4, 4), f"{place}, transform_matrix")
-    rotation, centre = _rotation(matrix[:3, :3] * OPENGL_FROM_OPENCV, place), matrix[:3, 3]
+    rotation, centre = nearest_rotation(matrix[:3, :3] * OPENGL_FROM_OPENCV, place), matrix[:3, 3]
     name = PurePosixPath(frame["file_path"]).as_posix()
     return name, np.column_stack([rotation.T, -rotation.T @ centre]), _nerfstudio_camera({**content, **frame}, place)
 
@@ -208,7 +206,7 @@ def _nerfstudio_camera(values: Mapping[str, Any], place: str) -> StoredCamera | 
 def _plain_image(name: str, entry: object, place: str) -> Row:
     if not isinstance(entry, dict) or "R" not in entry or "t" not in entry:
         raise InputError(f'{place}: needs "R" (3 x 3) and "t" (3) with x_cam = R x_world + t')
-    rotation = _rotation(_matrix(entry["R"], (3, 3), (3, 3), f"{place}, R"), place)
+    rotation = nearest_rotation(_matrix(entry["R"], (3, 3), (3, 3), f"{place}, R"), place)
     translation = _matrix(entry["t"], (3,), (3, 1), f"{place}, t").reshape(3)
     numbers = {key: float(entry[key]) for key in ("width", "height") if is_number(entry.get(key))}
     camera = None
@@ -230,8 +228,8 @@ def _matrix(value: object, shape: tuple[int, ...], other: tuple[int, ...], place
     return matrix
 
 
-def _rotation(matrix: Float64[np.ndarray, "3 3"], place: str) -> Float64[np.ndarray, "3 3"]:
-    """The nearest rotation, if there is one near."""
+def nearest_rotation(matrix: Float64[np.ndarray, "3 3"], place: str) -> Float64[np.ndarray, "3 3"]:
+    """The nearest rotation to what a file says, if there is one near."""
     u, _, vt = np.linalg.svd(matrix)
     nearest = u @ vt
     if np.linalg.det(nearest) < 0 or np.abs(nearest - matrix).max() > MAX_SKEW:
@@ -272,16 +270,21 @@ def _trajectory_rows(path: Path) -> Iterator[tuple[str | None, Float64[np.ndarra
             continue
         is_kitti = len(words) == KITTI_NUMBERS and all(map(_is_time, words))
         first, numbers = (None, words) if is_kitti else (" ".join(words[:-TUM_NUMBERS]), words[-TUM_NUMBERS:])
-        if first == "" or not all(map(_is_time, numbers)):
-            raise InputError(f"{place}: neither TUM's 'time tx ty tz qx qy qz qw' nor KITTI's 12 numbers ({line!r})")
+        is_name = len(words) == 1 + TUM_NUMBERS or not all(map(_is_number_word, words))  # names may have spaces
+        if first == "" or not all(map(_is_time, numbers)) or not (is_kitti or is_name):
+            raise InputError(f"{place}: {COLUMNS} ({line!r})")
         values = np.array(numbers, dtype=np.float64)
         if is_kitti:
             matrix = values.reshape(3, 4)
-            rotation, centre = _rotation(matrix[:, :3], place), matrix[:, 3]
+            rotation, centre = nearest_rotation(matrix[:, :3], place), matrix[:, 3]
         else:
             pose = pose_from_quaternion(values[3:].tolist(), values[:3].tolist(), place)
             rotation, centre = pose[:, :3], pose[:, 3]
         yield first, np.column_stack([rotation.T, -rotation.T @ centre])
+
+
+def _is_number_word(text: str) -> bool:
+    return _is_time(text) or text.lower().lstrip("+-") in ("nan", "inf", "infinity")
 
 
 def _is_time(text: str) -> bool:

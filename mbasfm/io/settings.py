@@ -9,11 +9,16 @@ from typing import Any, get_args, get_origin
 
 from mbasfm.config import Config
 from mbasfm.errors import ConfigError
+from mbasfm.io.plain import write_text
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+LARGEST = 1e300
+"""Whole numbers may be larger than what a float holds."""
 
 
 def read_config(path: Path, base: Config) -> Config:
@@ -39,12 +44,12 @@ def write_config(path: Path, config: Config) -> None:
     """Every setting, one per line; those that are not set are left out."""
     # JSON's strings, numbers and truth values are written as in TOML.
     lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(config).items() if value is not None]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def _fits(value: Any, kind: Any) -> bool:
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
     if isinstance(kind, type):
         return type(value) is kind
     options = get_args(kind)

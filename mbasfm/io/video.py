@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from mbasfm.errors import InputError
+from mbasfm.io.plain import read_json, write_text
 
 SUFFIXES = frozenset({".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"})
 SMALL_SIDE_PX = 320
@@ -62,14 +63,17 @@ def extract_frames(video: Path, folder: Path) -> int:
         times[name] = frame.seconds
     if not times:
         raise InputError(f"{video}: no frame can be decoded; try another file format, e.g. MP4 with H.264")
-    done.write_text(json.dumps(times, indent=1), encoding="utf-8")
+    write_text(done, json.dumps(times, indent=1))
     return len(times)
 
 
 def read_times(folder: Path) -> dict[str, float]:
     """Seconds of every frame that was extracted into a folder; empty if it holds none."""
     path = folder / TIMES_NAME
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    times = read_json(path) if path.is_file() else {}
+    if not isinstance(times, dict) or not all(type(seconds) in (int, float) for seconds in times.values()):
+        raise InputError(f"{path}: not the times of frames; remove the folder, they are taken again")
+    return times
 
 
 def choose_frames(frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from mbasfm.errors import InputError
 from mbasfm.intrinsics import focal_from_points
-from mbasfm.io.images import Photo
+from mbasfm.io.arrays import read_array, read_arrays
+from mbasfm.io.images import Photo, is_plausible
 from mbasfm.models.base import RGB, DepthEstimate
 
 SUFFIXES = (".npy", ".npz", ".png", ".exr", ".tif", ".tiff")
@@ -52,9 +53,11 @@ class FilesDepth:
             focal = focal_from_points(values.astype(np.float32), photo.width, photo.height)
             focal_px = focal if np.isfinite(focal) else None
             values, is_disparity = values[..., 2], False
-        values = np.where(np.isfinite(values) | np.isposinf(values), values, np.nan).astype(np.float32)
-        if values.ndim != 2 or not np.isfinite(values).any():
-            raise InputError(f"{path}: not a depth map with at least one known value (shape {values.shape})")
+        if values.ndim != 2 or values.dtype.kind not in "iuf" or not ((values > 0) & np.isfinite(values)).any():
+            what = f"values of {values.dtype} in shape {values.shape}"
+            raise InputError(f"{path}: not a depth map with at least one known value, but {what}")
+        with np.errstate(over="ignore"):  # beyond all numbers is as far as the sky
+            values = np.where(np.isneginf(values), np.nan, values).astype(np.float32)
         return DepthEstimate(values, is_disparity, is_metric=not is_disparity, focal_px=focal_px)
 
     def content_of(self, photo: Photo) -> str:
@@ -72,26 +75,32 @@ class FilesDepth:
         return None
 
     def _read(self, path: Path) -> tuple[np.ndarray, bool]:
-        try:
-            if path.suffix == ".npy":
-                return np.load(path, allow_pickle=False).squeeze(), self._is_disparity
-            if path.suffix == ".npz":
-                return self._read_npz(path)
-            values = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
-        except (ValueError, OSError, EOFError, cv2.error) as error:
-            raise InputError(f"{path}: cannot be read as a depth map ({error})") from error
-        if values is None:
-            raise InputError(f"{path}: cannot be decoded as an image")
-        values = values[..., 0] if values.ndim == 3 else values
+        if path.suffix == ".npy":
+            return read_array(path).squeeze(), self._is_disparity
+        if path.suffix == ".npz":
+            return self._read_npz(path)
+        values = _read_picture(path)
         if values.dtype == np.uint16:
             return np.where(values > 0, values * MILLIMETRE, np.nan), self._is_disparity
         return values, self._is_disparity
 
     def _read_npz(self, path: Path) -> tuple[np.ndarray, bool]:
-        with np.load(path, allow_pickle=False) as archive:
-            for name, is_disparity in (("points", False), ("depth", False), ("disparity", True)):
-                if name in archive:
-                    return archive[name].squeeze(), is_disparity
-            if len(archive.files) != 1:
-                raise InputError(f"{path}: has entries {archive.files}; name one of them points, depth or disparity")
-            return archive[archive.files[0]].squeeze(), self._is_disparity
+        arrays = read_arrays(path)
+        for name, is_disparity in (("points", False), ("depth", False), ("disparity", True)):
+            if name in arrays:
+                return arrays[name].squeeze(), is_disparity
+        if len(arrays) != 1:
+            raise InputError(f"{path}: has entries {[*arrays]}; name one of them points, depth or disparity")
+        return next(iter(arrays.values())).squeeze(), self._is_disparity
+
+
+def _read_picture(path: Path) -> np.ndarray:
+    """The first channel of a picture, in whatever numbers it has."""
+    try:
+        values = cv2.imread(str(path), cv2.IMREAD_UNCHANGED) if is_plausible(path) else None
+    except cv2.error as error:
+        raise InputError(f"{path}: cannot be read as a depth map ({error.err})") from error
+    if values is None:
+        advice = "; few builds of OpenCV read EXR, npy or tiff will do" if path.suffix == ".exr" else ""
+        raise InputError(f"{path}: cannot be decoded as a picture{advice}")
+    return values[..., 0] if values.ndim == 3 else values

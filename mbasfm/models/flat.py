@@ -23,4 +23,9 @@ class FlatDepth:
     def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:
         """Disparity 1 everywhere."""
         del photo, image
-        return DepthEstimate(np.ones((2, 2), dtype=np.float32), is_disparity=True, is_metric=False)
+        return flat_depth()
+
+
+def flat_depth() -> DepthEstimate:
+    """Disparity 1 everywhere."""
+    return DepthEstimate(np.ones((2, 2), dtype=np.float32), is_disparity=True, is_metric=False)

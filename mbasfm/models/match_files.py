@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mbasfm.errors import InputError
+from mbasfm.io.arrays import read_arrays
 from mbasfm.io.images import Photo
 from mbasfm.models.base import RGB, Features, Matches
 
@@ -42,7 +43,7 @@ class FilesMatcher:
         path = self._features / f"{photo.name}.npz"
         if not path.is_file():
             raise InputError(f"{photo.name}: no features; looked for {path}")
-        arrays = _read(path)
+        arrays = read_arrays(path)
         size = image.shape[1], image.shape[0]
         pixels = _checked_pixels(path, arrays.get("pixels"), size)
         descriptors = arrays.get("descriptors", np.zeros((len(pixels), 0)))
@@ -58,7 +59,7 @@ class FilesMatcher:
         for left, right, order in ((first, second, [0, 1]), (second, first, [1, 0])):
             path = self._matches / left.name / f"{right.name}.npz"
             if path.is_file():
-                arrays = _read(path)
+                arrays = read_arrays(path)
                 indices = _checked_indices(path, arrays.get("indices"), (len(left.pixels), len(right.pixels)))
                 confidence = _checked_confidence(path, arrays.get("confidence"), len(indices))
                 return Matches(np.ascontiguousarray(indices[:, order]), confidence)
@@ -93,14 +94,6 @@ def _splits(name: str) -> Iterator[tuple[str, str]]:
     """All ways to read a path as two names: either may have subfolders."""
     parts = name.split("/")
     return (("/".join(parts[:count]), "/".join(parts[count:])) for count in range(1, len(parts)))
-
-
-def _read(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # a damaged zip raises many kinds of errors; all mean the same here
-        raise InputError(f"{path}: cannot be read as npz ({error})") from error
 
 
 def _is_finite(values: np.ndarray) -> bool:

@@ -1,7 +1,6 @@
 """Any depth network in ONNX form, with a small JSON beside it that says what goes in and what comes out."""
 
 import hashlib
-import json
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,9 +11,12 @@ import numpy as np
 
 from mbasfm.errors import InputError, MissingExtraError
 from mbasfm.io.images import Photo
+from mbasfm.io.plain import read_json
 from mbasfm.models.base import RGB, DepthEstimate
 
 OUTPUTS = ("depth", "disparity", "log_depth", "log_disparity")
+MAX_SIDE_PX = 8192
+MIN_STD = 1e-6
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,7 @@ class Sidecar:
     @staticmethod
     def read(path: Path) -> "Sidecar":
         """Refuse unknown keys: a typo must not become a default."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: not readable as JSON ({error})") from error
+        content = read_json(path)
         known = {field.name for field in fields(Sidecar)}
         if not isinstance(content, dict) or set(content) - known:
             raise InputError(f"{path}: must be an object with keys out of {', '.join(sorted(known))}")
@@ -53,12 +52,13 @@ def _check_sidecar(values: dict[str, Any], path: Path) -> None:
     if values["output"] not in OUTPUTS:
         raise InputError(f"{path}: output is {values['output']!r}; choose one of {', '.join(OUTPUTS)}")
     sizes = values["long_side"], values["multiple_of"]
-    if not (all(type(size) is int for size in sizes) and sizes[0] >= sizes[1] >= 1):
-        raise InputError(f"{path}: long_side and multiple_of must be whole numbers, long_side the larger")
+    if not (all(type(size) is int for size in sizes) and MAX_SIDE_PX >= sizes[0] >= sizes[1] >= 1):
+        what = f"whole numbers up to {MAX_SIDE_PX}, long_side the larger"
+        raise InputError(f"{path}: long_side and multiple_of must be {what}")
     for name in ("mean", "std"):
         value = values[name]
         numbers = isinstance(value, (list, tuple)) and all(type(v) in (int, float) for v in value)
-        if not numbers or len(value) != 3 or (name == "std" and 0 in value):
+        if not numbers or len(value) != 3 or (name == "std" and min(map(abs, value)) < MIN_STD):
             raise InputError(f"{path}: {name} must be three numbers (std not 0), one for each of R, G and B")
     if type(values["is_metric"]) is not bool or not isinstance(values["licence"], str):
         raise InputError(f"{path}: is_metric must be true or false, licence a text")

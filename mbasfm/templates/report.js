@@ -128,7 +128,7 @@ if (!scene.length) for (const part of document.querySelectorAll("#scene .control
 document.querySelector("#scene .empty").hidden = scene.length > 0;
 
 // Pairs.
-const pairs = data.pairs, count = data.images.length, most = Math.log(2 + pairs.matches.reduce((a, b) => Math.max(a, b), 1));
+const pairs = data.pairs, count = data.images.length, most = Math.log(2 + pairs.matches.reduce((a, b) => Math.max(a, b), 100));
 const heat = value => Math.log(1 + value) / most;
 function eachUsed(work) { pairs.i.forEach((i, k) => { if (pairs.used[k]) work(i, pairs.j[k], pairs.inliers[k] || pairs.matches[k]); }); }
 const ring = byId("ring"), matrix = byId("matrix");

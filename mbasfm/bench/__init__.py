@@ -1,0 +1,1 @@
+"""Benchmarks: recipes run over datasets, methods side by side."""

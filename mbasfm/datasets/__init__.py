@@ -1,0 +1,1 @@
+"""Published benchmarks in the layout in which they are published."""

@@ -1,0 +1,147 @@
+"""What all datasets share: the noun, and reading numbers with messages that name file and line."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float64
+
+from mbasfm.config import Grouping
+from mbasfm.errors import InputError
+from mbasfm.io.colmap import StoredCamera, numbered_lines
+from mbasfm.io.poses import PoseFile, nearest_rotation
+
+MAX_FOCAL_RATIO = 1.01
+"""Focal lengths that differ by more are of different cameras."""
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
+
+
+@dataclass(frozen=True)
+class DatasetScene:
+    """One scene with ground truth. Names are paths below ``images``, sorted."""
+
+    name: str
+    images: Path
+    names: tuple[str, ...]
+    cam_from_world: Float64[np.ndarray, "N 3 4"]
+    cameras: tuple[StoredCamera | None, ...]
+    """Known intrinsics; None where the dataset has none."""
+    splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Names of images by the split they belong to: map and query, or bags."""
+    grouping: Grouping = "shared"
+    """Which images were taken by one camera."""
+    depth: Path | None = None
+    """Folder with sensor depth, one map per image."""
+
+    def only(self, names: Sequence[str]) -> "DatasetScene":
+        """Some of the images, in the order of their names."""
+        wanted = set(names)
+        rows = [row for row, name in enumerate(self.names) if name in wanted]
+        return replace(
+            self,
+            names=tuple(self.names[row] for row in rows),
+            cam_from_world=self.cam_from_world[rows],
+            cameras=tuple(self.cameras[row] for row in rows),
+        )
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """A folder that holds a benchmark as published."""
+
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        ...
+
+    def scenes(self) -> tuple[str, ...]:
+        """Names of the scenes that are there."""
+        ...
+
+    def load(self, scene: str) -> DatasetScene:
+        """Everything of a scene but pixels."""
+        ...
+
+
+@dataclass(frozen=True)
+class Published:
+    """Where a dataset comes from; its errors say so."""
+
+    title: str
+    url: str
+
+    def need(self, path: Path) -> Path:
+        """The path, if it exists."""
+        if not path.exists():
+            raise InputError(f"{path} is missing; {self.title} is published at {self.url}, unpack it as it is")
+        return path
+
+    def folders(self, parent: Path, is_scene: Callable[[Path], bool]) -> tuple[str, ...]:
+        """Names of the folders that are scenes; at least one."""
+        found = tuple(sorted(path.name for path in self.need(parent).iterdir() if path.is_dir() and is_scene(path)))
+        if not found:
+            raise InputError(f"{parent}: no scene of {self.title} in this folder; it is published at {self.url}")
+        return found
+
+
+def read_numbers(path: Path, columns: int | Sequence[int]) -> list[tuple[str, list[float]]]:
+    """Place and numbers of each line that is not empty; every line must have as many as allowed."""
+    allowed = (columns,) if isinstance(columns, int) else tuple(columns)
+    return [(place, numbers_of(line, allowed, place)) for place, line in numbered_lines(path) if line]
+
+
+def numbers_of(line: str, allowed: Sequence[int], place: str) -> list[float]:
+    """Numbers of a line, possibly infinite, but no NaN."""
+    try:
+        numbers = [float(word) for word in line.replace(",", " ").split()]
+    except ValueError as error:
+        raise InputError(f"{place}: not numbers ({line[:80]!r})") from error
+    if len(numbers) not in allowed:
+        raise InputError(f"{place}: {len(numbers)} columns instead of {' or '.join(map(str, allowed))}")
+    if np.isnan(numbers).any():
+        raise InputError(f"{place}: not a number (NaN) in {line[:80]!r}")
+    return numbers
+
+
+def read_matrix(path: Path, columns: int, rows: int) -> tuple[str, Float64[np.ndarray, "r c"]]:
+    """Place of the first line and a matrix of exactly this size."""
+    lines = read_numbers(path, columns)
+    if len(lines) != rows:
+        raise InputError(f"{path}: {len(lines)} lines instead of {rows}")
+    return lines[0][0], np.array([numbers for _, numbers in lines])
+
+
+def invert_pose(world_from_cam: Float64[np.ndarray, "r 4"], place: str) -> Float64[np.ndarray, "3 4"]:
+    """cam_from_world of a matrix in a file."""
+    rotation, center = nearest_rotation(world_from_cam[:3, :3], place), world_from_cam[:3, 3]
+    return np.column_stack([rotation.T, -rotation.T @ center])
+
+
+def read_world_from_cam(path: Path) -> Float64[np.ndarray, "3 4"] | None:
+    """cam_from_world of a 4 x 4 text file with world_from_cam; None where it is infinite: tracking was lost."""
+    place, matrix = read_matrix(path, 4, 4)
+    return invert_pose(matrix, place) if np.isfinite(matrix).all() else None
+
+
+def scene_of_poses(name: str, images: Path, poses: PoseFile, published: Published) -> DatasetScene:
+    """A scene whose truth is a pose file, a COLMAP model mostly; every image must be there."""
+    order = sorted(range(len(poses.names)), key=lambda row: poses.names[row])
+    names = tuple(poses.names[row] for row in order)
+    missing = next((image for image in names if not (images / image).is_file()), None)
+    if missing is not None:
+        raise InputError(
+            f"{poses.path} speaks of {missing}, but {images / missing} is missing; {published.title} is published at"
+            f" {published.url}"
+        )
+    cameras = tuple(poses.cameras[row] for row in order)
+    return DatasetScene(name, images, names, poses.cam_from_world[order], cameras, grouping=_grouping(cameras))
+
+
+def _grouping(cameras: Sequence[StoredCamera | None]) -> Grouping:
+    """One camera for all if their intrinsics are the same but for how they were measured."""
+    sizes = {camera.size for camera in cameras if camera is not None}
+    focals = [camera.focal[0] for camera in cameras if camera is not None]
+    alike = len(sizes) <= 1 and max(focals, default=1.0) < MAX_FOCAL_RATIO * min(focals, default=1.0)
+    return "shared" if alike else "per-image"

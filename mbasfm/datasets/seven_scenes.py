@@ -1,0 +1,78 @@
+"""7-Scenes: SCENE/{TrainSplit.txt, TestSplit.txt, seq-01/frame-000000.{color.png,pose.txt,depth.png}}.
+
+Poses are those of the depth camera. They are moved to the colour camera with the Kinect calibration that DSAC*, ACE and
+hloc use (https://projet.liris.cnrs.fr/voir/activities-dataset/kinect-calibration.html); the colour camera has a focal
+length of 525 px and its principal point at pixel 320, 240, counted from 0.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float64
+
+from mbasfm.datasets.base import DatasetScene, Published, read_world_from_cam
+from mbasfm.errors import InputError
+from mbasfm.io.colmap import StoredCamera, numbered_lines
+
+PUBLISHED = Published("7-Scenes", "https://www.microsoft.com/en-us/research/project/rgb-d-dataset-7-scenes/")
+COLOR_FROM_DEPTH = np.array(
+    [
+        [9.9996518012567637e-01, 2.6765126468950343e-03, -7.9041012313000904e-03, -2.5558943178152542e-02],
+        [-2.7409311281316700e-03, 9.9996302803027592e-01, -8.1504520778013286e-03, 1.0109636268061706e-04],
+        [7.8819942130445332e-03, 8.1718328771890631e-03, 9.9993554558014031e-01, 2.0318321729487039e-03],
+    ]
+)
+"""[m]"""
+CAMERA = StoredCamera((525.0, 525.0), (320.5, 240.5), (0.0, 0.0, 0.0, 0.0), (640.0, 480.0))
+SPLIT_FILES = {"map": "TrainSplit.txt", "query": "TestSplit.txt"}
+
+
+@dataclass(frozen=True)
+class SevenScenes:
+    """RGB-D video of rooms, tracked by KinectFusion."""
+
+    folder: Path
+
+    def scenes(self) -> tuple[str, ...]:
+        """chess and so on."""
+        return PUBLISHED.folders(self.folder, lambda path: (path / SPLIT_FILES["map"]).is_file())
+
+    def load(self, scene: str) -> DatasetScene:
+        """Names are seq-01/frame-000000.color.png; splits are map and query."""
+        folder = PUBLISHED.need(self.folder / scene)
+        splits: dict[str, tuple[str, ...]] = {}
+        for split, file in SPLIT_FILES.items():
+            sequences = _sequences(PUBLISHED.need(folder / file))
+            paths = [path for name in sequences for path in sorted(PUBLISHED.need(folder / name).glob("*.color.png"))]
+            splits[split] = tuple(path.relative_to(folder).as_posix() for path in paths)
+        names = tuple(sorted(splits["map"] + splits["query"]))
+        if not names:
+            raise InputError(f"{folder}: no frame-*.color.png in its sequences; unpack their zip files too")
+        poses = np.stack([_color_pose(folder / name) for name in names])
+        return DatasetScene(scene, folder, names, poses, (CAMERA,) * len(names), splits)
+
+
+def _sequences(path: Path) -> list[str]:
+    """Lines like `sequence1` as folders like seq-01."""
+    found = []
+    for place, line in numbered_lines(path):
+        match = re.fullmatch(r"sequence(\d+)", line)
+        if line and match is None:
+            raise InputError(f"{place}: not 'sequence' and a number ({line!r})")
+        found += [f"seq-{int(match[1]):02d}"] if match else []
+    return found
+
+
+def _color_pose(image: Path) -> Float64[np.ndarray, "3 4"]:
+    path = PUBLISHED.need(image.with_name(image.name.replace(".color.png", ".pose.txt")))
+    depth_from_world = read_world_from_cam(path)
+    if depth_from_world is None:
+        raise InputError(f"{path}, line 1: the pose is not finite")
+    # The published matrix is a rotation to 4 digits only; the nearest one keeps poses rigid.
+    u, _, vt = np.linalg.svd(COLOR_FROM_DEPTH[:, :3])
+    rotation = u @ vt
+    return np.column_stack(
+        [rotation @ depth_from_world[:, :3], rotation @ depth_from_world[:, 3] + COLOR_FROM_DEPTH[:, 3]]
+    )
