@@ -4,10 +4,24 @@ import logging
 from importlib.metadata import PackageNotFoundError, version
 
 from mbasfm.adjust import Adjustment, adjust
-from mbasfm.config import COARSE, FINE, PAPER_STAGES, PRESETS, SPLIT, SPLIT_STAGES, Config, Priors, Stage, annealed
+from mbasfm.config import (
+    COARSE,
+    FINE,
+    PAPER_STAGES,
+    PRESETS,
+    SPLIT,
+    SPLIT_STAGES,
+    Config,
+    LocalizeConfig,
+    Priors,
+    Stage,
+    annealed,
+)
 from mbasfm.diagnose import Diagnosis
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
 from mbasfm.export import export_scene
+from mbasfm.localization import Localization, Located
+from mbasfm.localize import Map, relocalize
 from mbasfm.metrics import pose_auc, pose_errors_deg
 from mbasfm.pair import PairPose, two_view
 from mbasfm.pipeline import reconstruct
@@ -35,7 +49,11 @@ __all__ = [
     "Frames",
     "InputError",
     "Intrinsics",
+    "Localization",
+    "LocalizeConfig",
+    "Located",
     "MBAError",
+    "Map",
     "PAPER_STAGES",
     "PRESETS",
     "PairPose",
@@ -54,6 +72,7 @@ __all__ = [
     "pose_auc",
     "pose_errors_deg",
     "reconstruct",
+    "relocalize",
     "two_view",
     "write_report",
 ]

@@ -15,6 +15,7 @@ from mbasfm.commands.bench import Bench
 from mbasfm.commands.demo import Demo
 from mbasfm.commands.eval import Eval
 from mbasfm.commands.export import Export
+from mbasfm.commands.localize import Localize
 from mbasfm.commands.models import Models
 from mbasfm.commands.pair import Pair
 from mbasfm.commands.report import Report
@@ -29,6 +30,7 @@ EXIT_INTERRUPTED = 130
 DESCRIPTION = "Camera poses by marginalized bundle adjustment. `mba --version` prints the version."
 COMMANDS: dict[str, type] = {
     "sfm": Sfm,
+    "localize": Localize,
     "view": View,
     "pair": Pair,
     "export": Export,

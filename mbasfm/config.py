@@ -176,6 +176,55 @@ class Config:
             raise ConfigError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed}")
 
 
+@dataclass(frozen=True)
+class LocalizeConfig:
+    """Every setting of a re-localization."""
+
+    depth: str = "auto"
+    """Depth of the map: auto is what the map brings, else a model, NAME or NAME:ARGUMENT."""
+    matcher: str = "auto"
+    """Matcher: auto, NAME or NAME:ARGUMENT."""
+    intrinsics: Grouping = "shared"
+    """Which queries share a camera. Photographs of different size or device never do."""
+    cameras: str | None = None
+    """Known intrinsics of the queries: COLMAP's cameras.txt or .bin, or JSON. They are held."""
+    focal: float | None = None
+    """Known focal length of all queries [px]. It is held."""
+    masks: str | None = None
+    """Folder with masks of the queries, photo.jpg.png for photo.jpg, black = ignore."""
+    independent: bool = False
+    """One query at a time, as if there were no others."""
+    map_neighbours: int = 40
+    """Each query is matched with so many photographs of the map, those that look most alike. The paper: 200."""
+    query_neighbours: int = 10
+    """And with so many other queries. The paper: 200."""
+    samples_per_edge: int = 400
+    """kappa, or the matches of the largest pair if those are fewer."""
+    max_error_px: float = 3.0
+    """Largest distance of a verified match to its epipolar line [px at a long side of 1024]."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, before anything is computed."""
+        if min(self.map_neighbours, self.query_neighbours + 1) < 1:
+            raise ConfigError("map_neighbours must be positive, and query_neighbours not negative")
+        self.common()
+
+    def common(self) -> Config:
+        """Those settings that a reconstruction has too."""
+        return Config(
+            depth=self.depth,
+            matcher=self.matcher,
+            intrinsics=self.intrinsics,
+            cameras=self.cameras,
+            focal=self.focal,
+            masks=self.masks,
+            samples_per_edge=self.samples_per_edge,
+            max_error_px=self.max_error_px,
+            seed=self.seed,
+        )
+
+
 PRESETS: dict[Preset, Config] = {
     "fast": Config(samples_per_edge=100, tracks_per_frame=500),
     "default": Config(),

@@ -53,8 +53,8 @@ def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch)
 
     ``first+second`` matches with the first; photographs that found few matches get those of the second as well.
     """
-    matchers = _load_models("matcher", config.matcher, watch)
-    (depth_model,) = _load_models("depth", config.depth, watch)
+    matchers = load_models("matcher", config.matcher, watch)
+    (depth_model,) = load_models("depth", config.depth, watch)
     with watch.stage("depth"):
         found = list(watch.each(estimate_depths(photos, depth_model, cache), len(photos), "depth"))
     depths = _with_flat(photos, found, watch)
@@ -141,7 +141,7 @@ def merge(first: Content, second: Content) -> Content:
     )
 
 
-def _load_models(kind: Kind, spec: str, watch: Watch) -> list[Any]:
+def load_models(kind: Kind, spec: str, watch: Watch) -> list[Any]:
     """The models that a setting stands for, joined by + if there are several."""
     if spec == "auto":
         spec, why = choose_auto(kind)

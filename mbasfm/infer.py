@@ -32,22 +32,40 @@ class Described:
     colors: UInt8[np.ndarray, "M 3"]
 
 
-def describe_photos(photos: Sequence[Photo], matcher: Matcher, cache: Cache) -> Iterator[Described]:
-    """Features of every photograph, on all cores."""
+def describe_photos(
+    photos: Sequence[Photo], matcher: Matcher, cache: Cache, quarter_turns: int = 0
+) -> Iterator[Described]:
+    """Features of every photograph, on all cores.
+
+    With quarter turns (counter-clockwise) the matcher sees the photograph turned; pixels are those of the upright one.
+    """
+    turned = f"|{quarter_turns}" if quarter_turns else ""
 
     def describe(photo: Photo) -> Described:
-        arrays = cache.get(f"features|{matcher.key}|{photo.digest}|{photo.name}", lambda: _describe(photo, matcher))
+        key = f"features|{matcher.key}|{photo.digest}|{photo.name}{turned}"
+        arrays = cache.get(key, lambda: _describe(photo, matcher, quarter_turns))
         features = Features(arrays["pixels"], arrays["descriptors"], photo.name, (photo.width, photo.height))
         return Described(features, arrays["colors"])
 
     return in_parallel(describe, photos)
 
 
-def _describe(photo: Photo, matcher: Matcher) -> dict[str, np.ndarray]:
+def _describe(photo: Photo, matcher: Matcher, quarter_turns: int) -> dict[str, np.ndarray]:
     image = read_upright(photo.path)
-    features = matcher.describe(photo, image)
-    colors = values_at(image, features.pixels / np.array([photo.width, photo.height], np.float32))
-    return {"pixels": features.pixels, "descriptors": features.descriptors, "colors": colors}
+    features = matcher.describe(photo, np.ascontiguousarray(np.rot90(image, quarter_turns)))
+    pixels = turned_back(features.pixels, (photo.width, photo.height), quarter_turns)
+    colors = values_at(image, pixels / np.array([photo.width, photo.height], np.float32))
+    return {"pixels": pixels, "descriptors": features.descriptors, "colors": colors}
+
+
+def turned_back(
+    pixels: Float32[np.ndarray, "M 2"], size: tuple[int, int], quarter_turns: int
+) -> Float32[np.ndarray, "M 2"]:
+    """Pixels of an image of the given width and height that were found in ``np.rot90`` of it."""
+    for number in reversed(range(quarter_turns)):
+        width = size[number % 2]
+        pixels = np.stack([width - pixels[:, 1], pixels[:, 0]], -1)
+    return pixels
 
 
 def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate | InputError]:

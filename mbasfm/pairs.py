@@ -104,6 +104,13 @@ def retrieval_pairs(vectors: Float32[np.ndarray, "N D"], num_neighbours: int) ->
     return _sorted_unique(np.stack([first, neighbours], axis=-1).reshape(-1, 2))
 
 
+def nearest_of(
+    queries: Float32[np.ndarray, "Q D"], vectors: Float32[np.ndarray, "N D"], count: int
+) -> Int64[np.ndarray, "Q k"]:
+    """For each query the frames (all, if there are no more) most similar to it, the most similar first."""
+    return np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :count]
+
+
 def recall_at_k(vectors: Float32[np.ndarray, "N D"], relevant: Bool[np.ndarray, "N N"], k: int) -> float:
     """Share of a frame's relevant frames among its k nearest, of at most k; the mean over frames that have any.
 
@@ -123,9 +130,18 @@ def vlad(descriptors: Descriptors, seed: int, num_words: int = NUM_WORDS) -> Flo
     whitening were tried: the first changes nothing after that, the second loses recall. A frame without descriptors is
     a zero vector. With fewer descriptors than words, there are fewer words.
     """
+    return aggregate(descriptors, learn_words(descriptors, seed, num_words))
+
+
+def learn_words(descriptors: Descriptors, seed: int, num_words: int = NUM_WORDS) -> Float32[np.ndarray, "W C"]:
+    """Visual words of the frames' descriptors."""
     share = max(MAX_TRAINING // max(len(descriptors), 1), 1)
     training = np.concatenate([_spread(array, share) for array in descriptors])
-    words = _learn_words(np.random.default_rng(seed).permutation(training), num_words)
+    return _learn_words(np.random.default_rng(seed).permutation(training), num_words)
+
+
+def aggregate(descriptors: Descriptors, words: Float32[np.ndarray, "W C"]) -> Float32[np.ndarray, "N D"]:
+    """One vector per frame over given words: that is how frames are compared with those of an older set."""
     sums = (_residual_sums(_spread(array, MAX_PER_FRAME), words) for array in descriptors)
     return _normalise(np.stack([_normalise(array).ravel() for array in sums]))
 

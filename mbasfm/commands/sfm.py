@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mbasfm.config import Config, Preset
 from mbasfm.errors import ConfigError
+from mbasfm.extend import extend
 from mbasfm.io.settings import write_config
 from mbasfm.pipeline import reconstruct
 from mbasfm.reconstruction import Reconstruction
@@ -38,6 +39,8 @@ class Sfm:
     """Take the settings of the run that OUTPUT holds and go on where it stopped."""
     cache: Path | None = None
     """Where features, depth and matches are kept; by default inside OUTPUT."""
+    add: Path | None = None
+    """Older scene that stays as it is; the photographs are localized in it, and OUTPUT holds both."""
     quiet: bool = False
     """Print errors only."""
     verbose: bool = False
@@ -55,7 +58,10 @@ class Sfm:
             raise ConfigError(f"{self.output}: cannot be written ({error}); choose another --output") from error
         console = Console(stderr=True, quiet=self.quiet)
         watch = Watch(console, self.verbose)
-        result = reconstruct(self.photos, self.output, self.settings, self.cache, watch)
+        if self.add is None:
+            result = reconstruct(self.photos, self.output, self.settings, self.cache, watch)
+        else:
+            result = extend(self.add, self.photos, self.output, self.settings, self.cache, watch)
         _summarise(result, self.output, console)
         if self.json:
             print(json.dumps(_summary(result, self.output), indent=1))

@@ -1,6 +1,7 @@
-"""Pairs of photographs that somebody else chose: a text file with two names per line."""
+"""Photographs, and pairs of them, that somebody else chose: text files with one or two names per line."""
 
 import difflib
+import json
 import re
 from collections.abc import Sequence
 from itertools import takewhile
@@ -39,11 +40,25 @@ def read_pairs(path: Path, names: Sequence[str]) -> Int64[np.ndarray, "P 2"]:
     return np.unique(np.array(pairs, dtype=np.int64), axis=0)
 
 
-def _read_lines(path: Path) -> list[str]:
+def read_names(path: Path, key: str) -> list[str]:
+    """Names of photographs, one per line, or the list that a JSON object has under a key."""
+    if path.suffix != ".json":
+        names = [line.strip() for line in _read_lines(path, "one name")]
+        return [name for name in names if name and not name.startswith("#")]
+    try:
+        names = json.loads(path.read_text(encoding="utf-8-sig"))[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f'{path}: has no list "{key}" of names ({error!r})') from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise InputError(f'{path}: "{key}" must be a list of names of photographs')
+    return names
+
+
+def _read_lines(path: Path, what: str = "two names") -> list[str]:
     try:
         return path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read ({error}); give a text file with two names per line") from error
+        raise InputError(f"{path} cannot be read ({error}); give a text file with {what} per line") from error
 
 
 def _split(line: str) -> list[str]:
