@@ -15,8 +15,9 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(if $(PHOTOS),$(BIN)/mba sfm $(PHOTOS) --output demo/scene,$(BIN)/mba demo --output demo)
 
+# A file stays in one process, so that its fixtures are made once.
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
