@@ -23,6 +23,8 @@ from mbasfm.io.images import Photo, find_photos, read_small, read_upright
 from mbasfm.io.lists import read_pairs
 from mbasfm.io.masks import with_masks
 from mbasfm.io.ply import read_ply, write_ply
+from mbasfm.io.poses import read_poses
+from mbasfm.io.priors import read_priors
 from mbasfm.io.settings import read_config, write_config
 from mbasfm.io.video import TIMES_NAME, read_times
 from mbasfm.models.files import FilesDepth
@@ -308,6 +310,19 @@ def make_depth(folder: Path) -> Path:
     return folder / "0.npz"
 
 
+def pose_reader(name: str, text: str | None = None) -> Reader:
+    """Poses to start from, and the same file as priors."""
+
+    def read(path: Path) -> None:
+        if path.suffix != ".csv":
+            turns = read_poses(path).cam_from_world[:, :, :3]
+            assert np.abs(turns @ turns.transpose(0, 2, 1) - np.eye(3)).max() < 1e-6
+        for prior in read_priors(str(path), some_photos(), {}).of_photo.values():
+            assert np.isfinite(prior.cam_from_world).all() and (prior.sigma_m or 1) > 0
+
+    return Reader(f"poses {name}", calibration_reader(name, text).make, read)
+
+
 def make_text_model(folder: Path) -> Path:
     colmap_model().write_text(folder)
     return folder
@@ -391,6 +406,14 @@ PER_IMAGE = json.dumps(
     {"images": {f"{n}.jpg": {"K": [80 + n, 80, 48, 40], "width": 96, "height": 80} for n in range(3)}}
 )
 
+TUM = "".join(f"{n}.jpg {n}.5 0.25 -1 0 0 0.6 0.8\n" for n in range(3))
+KITTI = "".join(f"1 0 0 {n} 0 1 0 0.5 0 0 1 -2\n" for n in range(3))
+TABLE = "name,latitude,longitude,altitude,sigma_m\n" + "".join(f"{n}.jpg,48.{n},11.5,500,3\n" for n in range(3))
+TURNED = [[0, -1, 0, 2.5], [1, 0, 0, 0], [0, 0, 1, -1], [0, 0, 0, 1]]
+FRAMES = [{"file_path": f"images/{n}.jpg", "transform_matrix": TURNED} for n in range(3)]
+TRANSFORMS = json.dumps({"fl_x": 80, "cx": 48, "cy": 40, "w": 96, "h": 80, "frames": FRAMES})
+POSED = {f"{n}.jpg": {"R": np.eye(3).tolist(), "t": [n, 0, 1.5], "K": [80, 80, 48, 40]} for n in range(3)}
+
 READERS = (
     image_reader("1.jpg"),
     image_reader("1.png"),
@@ -405,6 +428,12 @@ READERS = (
     *(calibration_reader(f"{file}.{kind}") for file in ("cameras", "images") for kind in ("txt", "bin")),
     calibration_reader("one.json", ONE_CAMERA),
     calibration_reader("all.json", PER_IMAGE),
+    *(pose_reader(f"images.{kind}") for kind in ("txt", "bin")),
+    pose_reader("poses.tum", TUM),
+    pose_reader("poses.txt", KITTI),
+    pose_reader("transforms.json", TRANSFORMS),
+    pose_reader("gt.json", json.dumps({"images": POSED, "sigma_m": 0.1})),
+    pose_reader("places.csv", TABLE),
     Reader("settings", make_settings, lambda path: read_config(path, PRESETS["fast"])),
     *(depth_reader(name) for name in ("1.npy", "1.npz", "points.npz", "1.png", "1.tif")),
     Reader("features", lambda folder: make_matches(folder)[0], read_damaged_matches),

@@ -101,8 +101,9 @@ class StoredImage:
 def pose_from_quaternion(xyzw: Sequence[float], translation: Sequence[float], place: str) -> Float64[np.ndarray, "3 4"]:
     """[R | t] from numbers of a file."""
     numbers = np.array([*xyzw, *translation], dtype=np.float64)
-    length = float(np.linalg.norm(numbers[:4]))
-    if not np.isfinite(numbers).all() or not 1e-6 < length < 1e6:
+    is_sensible = bool((np.abs(numbers) < LARGEST).all())  # NaN is not
+    length = float(np.linalg.norm(numbers[:4])) if is_sensible else 0.0
+    if not 1e-6 < length < 1e6:
         raise InputError(f"{place}: needs finite numbers and a quaternion that is not zero, but has {numbers.tolist()}")
     x, y, z, w = numbers[:4] / length
     axis = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
