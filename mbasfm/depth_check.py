@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from mbasfm.geometry import compose, invert, unit_rays
+from mbasfm.objective import MAD_TO_SIGMA
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.sampling import Keypoints
 from mbasfm.twoview import GRID, MIN_INLIERS, TwoView
@@ -23,8 +24,6 @@ from mbasfm.types import Cameras
 MAX_SIGMAS = 4.0
 MATCH_PX = 1.0
 """Error of a match along its line [px at a long side of 1024]: where parallax is small, triangulation knows little."""
-SIGMA_OVER_MAD = 1.4826
-"""Standard deviation over median absolute deviation of normal numbers."""
 MIN_CONSENSUS = 5
 """So many matches in one cell of an image may speak against its depth map."""
 FARTHEST = 1e-3
@@ -83,7 +82,7 @@ def _is_far(
     error: Float64[np.ndarray, " M"], frame: Int64[np.ndarray, " M"], floor: Float64[np.ndarray, " M"]
 ) -> Bool[np.ndarray, " M"]:
     """Whether an error is beyond what its frame's others, and its own parallax, make likely."""
-    spread = SIGMA_OVER_MAD * _medians(np.abs(error), frame, 1)
+    spread = MAD_TO_SIGMA * _medians(np.abs(error), frame, 1)
     return np.abs(error) > MAX_SIGMAS * np.hypot(spread, floor)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pycolmap
 from jaxtyping import Bool, Float32, Float64, Int64
 
+from mbasfm.objective import MAD_TO_SIGMA
 from mbasfm.sampling import Keypoints
 from mbasfm.types import Cameras
 
@@ -28,8 +29,6 @@ BASELINE = 1e4
 """Of the virtual camera, in median depths."""
 VIRTUAL = 1 << 24
 """Added to the number of an image: that of its virtual one."""
-SIGMA_OVER_MAD = 1.4826
-"""Standard deviation over median absolute deviation of normal numbers."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def weigh_depth(model: pycolmap.Reconstruction, cameras: Cameras, keypoints: Seq
         if mine.sum() < MIN_DEPTHS:
             continue
         counts[frame] = mine.sum()
-        error[frame] = max(SIGMA_OVER_MAD * float(np.median(np.abs(difference[mine]))), 1e-9 * float(said[mine].max()))
+        error[frame] = max(MAD_TO_SIGMA * float(np.median(np.abs(difference[mine]))), 1e-9 * float(said[mine].max()))
         cell = _cells(keypoints[frame].pixels[seen.index[mine]], cameras.intrinsics.sizes[frame].numpy())
         limit = MAX_SIGMAS * error[frame]
         together.append(shared_variance(np.clip(difference[mine], -limit, limit), cell))
