@@ -210,7 +210,7 @@ BARN = "colmap_raw/training__Barn/0/images.txt"
 GARDEN = "ground_truths/mipnerf360/garden/images.txt"
 BROKEN = [
     ("plain", "fountain/gt.json", '{"images": {"0.jpg": {"R": [[1, 0]], "t": [0, 0, 0]}}}', ["json, 0.jpg", "3 x 3"]),
-    ("plain", "fountain/gt.json", '{"images": {"0.jpg": {"R": [[1,0,0],[0,1,0],[0,0,NaN]], "t": [0,0,0]}}}', ["0.jpg"]),
+    ("plain", "fountain/gt.json", '{"images": {"0.jpg": {"R": [[NaN, 0]], "t": [0, 0, 0]}}}', ["line 1", "NaN"]),
     ("plain", "fountain/images/2.jpg", None, ["gt.json speaks of 2.jpg", "is missing"]),
     ("plain", "fountain/reloc.json", '{"map": ["9.jpg"], "query": []}', ["reloc.json: no image is named 9.jpg"]),
     ("eth3d", ETH, None, ["images.txt is missing", "eth3d.net"]),

@@ -92,7 +92,8 @@ def test_the_key_follows_the_content(folder, tmp_path_factory):
 @pytest.mark.parametrize(
     "arrays, words",
     [
-        ({}, "needs pixels"),
+        ({}, "no array in it"),
+        ({"other": PIXELS}, "needs pixels"),
         ({"pixels": PIXELS.T}, "needs pixels"),
         ({"pixels": PIXELS * np.nan}, "needs pixels"),
         ({"pixels": PIXELS * 10}, "scale them to its full size"),
@@ -111,7 +112,8 @@ def test_wrong_features_are_refused_by_name(folder, arrays, words):
 @pytest.mark.parametrize(
     "arrays, words",
     [
-        ({}, "needs indices"),
+        ({}, "no array in it"),
+        ({"other": PIXELS}, "needs indices"),
         ({"indices": INDICES * 1.0}, "two whole numbers"),
         ({"indices": INDICES.T}, "two whole numbers"),
         ({"indices": INDICES + 1}, "count from 0 to below 20 and 20"),

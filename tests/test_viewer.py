@@ -302,16 +302,21 @@ def test_a_missing_extra_is_named(scene, capsys, monkeypatch):
 
 def test_the_command_serves_until_it_is_interrupted(nothing):
     pytest.importorskip("viser")
-    command = [sys.executable, "-m", "mbasfm", "view", str(nothing), "--port", "0", "--no-browser"]
+    listen = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored in the background
+    run = f"{listen}; from mbasfm.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", run, "view", str(nothing), "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        line = process.stdout.readline()
-        assert line.startswith("None of the 3 photographs could be placed.")
-        address = next(word for word in line.split() if word.startswith("http"))
-        with urllib.request.urlopen(address) as answer:
-            assert answer.status == 200
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=20) == 0
-        assert "Traceback" not in process.stderr.read()
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("None of the 3 photographs could be placed.")
+            address = next(word for word in line.split() if word.startswith("http"))
+            with urllib.request.urlopen(address) as answer:
+                assert answer.status == 200
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=60) == 0
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -12,15 +12,23 @@ from mbasfm.errors import InputError
 def read_json(path: Path) -> Any:
     """What a JSON file holds, or an error that says where it is damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"), parse_float=_finite, parse_constant=_finite)
+        text = path.read_text(encoding="utf-8-sig")
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except _NotFiniteError as error:
+        line = text[: text.find(str(error))].count("\n") + 1
+        raise InputError(f"{path}, line {line}: {error} is no finite number") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+
+
+class _NotFiniteError(ValueError):
+    """Says what stands in place of a number."""
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is no finite number")
+        raise _NotFiniteError(text)
     return number
 
 
