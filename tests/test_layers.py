@@ -110,6 +110,7 @@ LAYERS = (
     "models.zoedepth",
     "models.sift",
     "models.xfeat",
+    "models.lightglue",
     "models.match_files",
     "guided",
     "calibrate",

@@ -19,7 +19,7 @@ class DepthPro(MonocularDepth):
     name = "depth-pro"
     model_class = "DepthProForDepthEstimation"
     repositories = {"hf": "apple/DepthPro-hf"}
-    download, memory = "1.9 GB", "4 GB and more"
+    download, memory = "1.9 GB", "8.2 GB"
     licence = "Apple's own (apple-amlr): research only"
 
     def _interpret(self, output: Any, width: int, height: int) -> list[DepthEstimate]:
