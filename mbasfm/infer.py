@@ -1,12 +1,12 @@
 """What is computed once per photograph and per pair, and kept in the cache: features, depth, matches."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -70,16 +70,35 @@ def turned_back(
 
 def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate | InputError]:
     """Depth of every photograph, or what is wrong with it; networks use all cores by themselves."""
-    for photo in photos:
-        content = getattr(model, "content_of", lambda photo: "")(photo)
-        try:
-            arrays = cache.get(f"depth-2|{model.key}|{photo.digest}|{content}", partial(_estimate, photo, model))
-        except InputError as error:
-            yield error
-            continue
-        focal_px = None if np.isnan(arrays["focal_px"]) else float(arrays["focal_px"])
-        values = _masked(photo, arrays["values"])
-        yield DepthEstimate(values, bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px)
+    step = getattr(model, "batch_size", 1)
+    for start in range(0, len(photos), step):
+        keys = {photo: _depth_key(photo, model) for photo in photos[start : start + step]}
+        ready = _estimate_together([photo for photo in keys if not cache.has(keys[photo])], model) if step > 1 else {}
+        for photo, key in keys.items():
+            try:
+                arrays = cache.get(key, partial(_estimate, photo, model, ready))
+            except InputError as error:
+                yield error
+                continue
+            focal_px = None if np.isnan(arrays["focal_px"]) else float(arrays["focal_px"])
+            values = _masked(photo, arrays["values"])
+            yield DepthEstimate(values, bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px)
+
+
+def _depth_key(photo: Photo, model: DepthModel) -> str:
+    content = getattr(model, "content_of", lambda photo: "")(photo)
+    return f"depth-2|{model.key}|{photo.digest}|{content}"
+
+
+def _estimate_together(photos: Sequence[Photo], model: Any) -> dict[Photo, DepthEstimate]:
+    """Depth of several photographs at once; nothing if one of them is faulty, which is then found one by one."""
+    if not photos:
+        return {}
+    try:
+        estimates = model.estimate_batch(photos, [read_upright(photo.path) for photo in photos])
+    except InputError:
+        return {}
+    return dict(zip(photos, estimates, strict=True))
 
 
 def counts(photo: Photo, pixels: Float32[np.ndarray, "M 2"]) -> Bool[np.ndarray, " M"]:
@@ -97,8 +116,8 @@ def _masked(photo: Photo, values: Float32[np.ndarray, "h w"]) -> Float32[np.ndar
     return np.where(values_at(read_mask(photo), places).reshape(rows, columns), values, np.float32(np.nan))
 
 
-def _estimate(photo: Photo, model: DepthModel) -> dict[str, np.ndarray]:
-    estimate = model.estimate(photo, read_upright(photo.path))
+def _estimate(photo: Photo, model: DepthModel, ready: Mapping[Photo, DepthEstimate]) -> dict[str, np.ndarray]:
+    estimate = ready[photo] if photo in ready else model.estimate(photo, read_upright(photo.path))
     return {
         "values": estimate.values,
         "is_disparity": np.array(estimate.is_disparity),

@@ -66,7 +66,38 @@ def test_auto_is_the_first_that_can_run_and_names_the_step_before_a_better_one(m
 def test_models_command_lists_them(capsys):
     assert main(["models", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {"kind": "matcher", "name": "sift", "licence": "Apache-2.0", "missing": ""} in rows
+    sift = {"kind": "matcher", "name": "sift", "licence": "Apache-2.0", "missing": "", "download": "", "memory": ""}
+    assert sift in rows
+    assert all(row["download"] and row["memory"] for row in rows if row["name"] in ("depth-pro", "zoedepth"))
+
+
+def test_the_model_of_another_package_is_found_through_its_entry_point(tmp_path, monkeypatch, capsys):
+    """As an installer leaves it: a module, and a folder of metadata beside it."""
+    (tmp_path / "their_depth.py").write_text(
+        "import numpy as np\n"
+        "from mbasfm.models.base import DepthEstimate\n"
+        "class Theirs:\n"
+        "    licence, download, key = 'MIT', '3 MB', 'theirs-1'\n"
+        "    def __init__(self, argument=''):\n"
+        "        self.depth_m = float(argument or 1)\n"
+        "    @staticmethod\n"
+        "    def missing():\n"
+        "        return ''\n"
+        "    def estimate(self, photo, image):\n"
+        "        return DepthEstimate(np.full(image.shape[:2], self.depth_m, np.float32), False, True)\n"
+    )
+    metadata = tmp_path / "their_depth-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: their-depth\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[mbasfm.depth]\ntheirs = their_depth:Theirs\n")
+    assert "theirs" not in installed("depth")
+    monkeypatch.syspath_prepend(tmp_path)
+    model = load_model("depth", "theirs:2.5")
+    assert isinstance(model, DepthModel)
+    assert float(model.estimate(photo(), blank(photo())).values.max()) == 2.5
+    assert main(["models", "--json"]) == 0
+    row = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "theirs")
+    assert (row["licence"], row["download"], row["missing"]) == ("MIT", "3 MB", "")
 
 
 def test_flat_depth_is_constant_disparity():

@@ -12,7 +12,7 @@ from mbasfm.models.registry import list_models
 
 @dataclass(frozen=True)
 class Models:
-    """List depth models and matchers with their licence and whether they can run now."""
+    """List depth models and matchers with their licence, size and whether they can run now."""
 
     json: bool = False
     """Print JSON instead of a table."""
@@ -23,8 +23,8 @@ class Models:
         if self.json:
             print(json.dumps([asdict(row) for row in rows], indent=1))
             return 0
-        table = Table("kind", "name", "licence", "can run now", box=box.SIMPLE_HEAD)
+        table = Table("kind", "name", "licence", "download", "memory", "can run now", box=box.SIMPLE_HEAD)
         for row in rows:
-            table.add_row(row.kind, row.name, row.licence, row.missing or "yes")
+            table.add_row(row.kind, row.name, row.licence, row.download, row.memory, row.missing or "yes")
         Console().print(table)
         return 0

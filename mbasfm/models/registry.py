@@ -28,7 +28,17 @@ class AutoChoice:
 AUTO: dict[Kind, tuple[AutoChoice, ...]] = {
     "depth": (
         AutoChoice(
-            "flat", "the same depth everywhere", "a monocular depth network is better, given with --depth", "onnx:FILE"
+            "depth-anything-v2",
+            "disparity from a small network",
+            "in metres and with the focal length, but under Apple's own licence, is --depth",
+            "depth-pro",
+        ),
+        AutoChoice("zoedepth", "metric depth", "sharper at edges is --depth", "depth-anything-v2"),
+        AutoChoice(
+            "flat",
+            "the same depth everywhere",
+            "a monocular depth network is better, any with --depth onnx:FILE or --depth",
+            "depth-anything-v2",
         ),
     ),
     "matcher": (
@@ -41,7 +51,7 @@ AUTO: dict[Kind, tuple[AutoChoice, ...]] = {
         AutoChoice("sift", "precise", "where there is little texture, more is found by --matcher", "sift+xfeat"),
     ),
 }
-"""Of each kind, ``auto`` is the first that can run."""
+"""Of each kind, ``auto`` is the first that can run. All have licences that permit every use."""
 
 
 def installed(kind: Kind) -> dict[str, EntryPoint]:
@@ -89,6 +99,10 @@ class ModelRow:
     licence: str
     missing: str
     """Empty if it can run now, otherwise what to do first."""
+    download: str = ""
+    """Size of the weights; empty if there are none to get."""
+    memory: str = ""
+    """What it needs on the CPU, where that matters."""
 
 
 def list_models() -> list[ModelRow]:
@@ -99,7 +113,8 @@ def list_models() -> list[ModelRow]:
         for name, point in sorted(installed(kind).items()):
             try:
                 model = point.load()
-                rows.append(ModelRow(kind, name, getattr(model, "licence", "?"), model.missing()))
+                facts = (str(getattr(model, fact, "")) for fact in ("download", "memory"))
+                rows.append(ModelRow(kind, name, getattr(model, "licence", "?"), model.missing(), *facts))
             except (ImportError, MBAError) as error:
                 rows.append(ModelRow(kind, name, "?", str(error)))
     return rows
