@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float32, Float64
 
+from mbasfm.objective import MAD_TO_SIGMA
+
 MIN_POINTS_SCALE = 10
 """With fewer points the adjusted correction stays as it is."""
 MIN_POINTS_SHIFT = 50
@@ -13,7 +15,6 @@ MIN_GAIN = 0.95
 """A new shift must bring the median error below this share of what one factor reaches."""
 ROUNDS = 20
 CAUCHY = 2.385
-MAD = 1.4826
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _fit_line(x: Float64[np.ndarray, " M"], wanted: Float64[np.ndarray, " M"]) -
     solution = _median_line(x, wanted)
     for _ in range(ROUNDS):
         errors = rows @ solution - 1
-        sigma = max(MAD * float(np.median(np.abs(errors))), 1e-9)
+        sigma = max(MAD_TO_SIGMA * float(np.median(np.abs(errors))), 1e-9)
         root = 1 / np.sqrt(1 + (errors / (CAUCHY * sigma)) ** 2)
         solution = np.linalg.lstsq(rows * root[:, None], root, rcond=None)[0]
     return float(solution[0]), float(solution[1])

@@ -6,6 +6,7 @@ be installed: it asks for torchvision, which nothing here uses.
 
 import io
 import zipfile
+from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +35,7 @@ ALIKED_THRESHOLD = 0.01
 """Weaker maxima, of an image without texture, are no features."""
 
 
-class LightGlueMatcher:
+class LightGlueMatcher(ABC):
     """What both share; ``NAME`` or ``NAME:WHEEL``."""
 
     name: ClassVar[str]
@@ -64,11 +65,13 @@ class LightGlueMatcher:
         self._glue = _load_glue(self.name, glue).to(self._device)
         self.key = f"{self.name}-lightglue-1-{MAX_FEATURES}-{MAX_SIDE_PX}-{content_digest(wheel)}"
 
+    @abstractmethod
     def _build(self, weights: dict[str, Any]) -> Any:
-        raise NotImplementedError
+        """The network of the features, with its weights."""
 
+    @abstractmethod
     def _detect(self, batch: Float[Tensor, "1 3 h w"]) -> tuple[Float[Tensor, "M 2"], Float[Tensor, "M C"]]:
-        raise NotImplementedError
+        """Keypoints with the first pixel's centre at (0, 0), and descriptors."""
 
     @torch.inference_mode()
     def describe(self, photo: Photo, image: RGB) -> Features:
