@@ -12,12 +12,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
-from torch import Tensor
 
 from mbasfm.geometry import compose, invert, unit_rays
 from mbasfm.objective import MAD_TO_SIGMA
 from mbasfm.residuals import REFERENCE_LONG_SIDE
-from mbasfm.sampling import Keypoints
+from mbasfm.sampling import Keypoints, gather, inverse_depths
 from mbasfm.twoview import GRID, MIN_INLIERS, TwoView
 from mbasfm.types import Cameras
 
@@ -57,12 +56,12 @@ def _agrees(
 ) -> Bool[np.ndarray, " M"]:
     """Whether triangulation agrees with the depth of the first end; so do matches about which depth says nothing."""
     source, target = torch.from_numpy(ends).T
-    pixels = [_gather([points.pixels for points in keypoints], *pair) for pair in zip(ends.T, matches.T, strict=True)]
+    pixels = [gather([points.pixels for points in keypoints], *pair) for pair in zip(ends.T, matches.T, strict=True)]
     rays = [
         unit_rays(torch.from_numpy(places).double(), cameras.intrinsics, frame)
         for places, frame in zip(pixels, (source, target), strict=True)
     ]
-    expected = _inverse_depth(source, matches[:, 0], cameras, keypoints)
+    expected = torch.from_numpy(gather(inverse_depths(keypoints, cameras), ends[:, 0], matches[:, 0]))
     relative = compose(cameras.cam_from_world[target], invert(cameras.cam_from_world[source]))
     turned = torch.einsum("mij,mj->mi", relative[:, :, :3], rays[0])
     # turned + q step is parallel to the target's ray: q is the inverse depth in the source.
@@ -97,18 +96,3 @@ def _medians(
     middle = np.cumsum(members) - members + members // 2
     padded = np.append(ranked, np.zeros(1))
     return np.where(members >= min_count, padded[np.minimum(middle, len(ranked))], 0.0)[number]
-
-
-def _inverse_depth(
-    frame: Int64[Tensor, " M"], index: Int64[np.ndarray, " M"], cameras: Cameras, keypoints: Sequence[Keypoints]
-) -> Float64[Tensor, " M"]:
-    """What depth says; NaN where it says nothing or nothing possible."""
-    raw = torch.from_numpy(_gather([points.raw_depth for points in keypoints], frame.numpy(), index)).double()
-    corrected = cameras.depth_scale[frame] * raw + cameras.depth_shift[frame]
-    corrected = torch.where(corrected > 0, corrected, torch.nan)
-    return torch.where(cameras.is_disparity[frame], corrected, 1 / corrected)
-
-
-def _gather(values: Sequence[np.ndarray], frame: np.ndarray, index: np.ndarray) -> np.ndarray:
-    offset = np.cumsum([0, *(len(rows) for rows in values)])
-    return np.concatenate(values)[offset[frame] + index]

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mbasfm.epipolar import MatchBatch, essential_from_pose, homogeneous, sampson_forms
-from mbasfm.geometry import exp_so3, invert, transform
+from mbasfm.geometry import exp_so3, invert, orthonormalize, transform
 from mbasfm.ransac import SCORES, RansacSettings, draw_samples, score_matrices
 
 MINIMAL = 3
@@ -37,10 +37,7 @@ def align_triples(
     """Pose (R, t) and factor s with s target = R source + t in the least-squares sense, for rows of three points."""
     mean_source, mean_target = source.mean(-2, keepdim=True), target.mean(-2, keepdim=True)
     centered_source, centered_target = source - mean_source, target - mean_target
-    u, _, vt = torch.linalg.svd(centered_target.mT @ centered_source)
-    sign = torch.ones_like(u[..., 0])
-    sign[..., 2] = torch.linalg.det(u @ vt).sign()
-    rotation = (u * sign[..., None, :]) @ vt
+    rotation = orthonormalize(centered_target.mT @ centered_source)
     factor = centered_source.flatten(-2).norm(dim=-1) / centered_target.flatten(-2).norm(dim=-1).clamp_min(MIN_LENGTH)
     translation = factor[..., None] * mean_target.squeeze(-2) - (rotation @ mean_source.mT).squeeze(-1)
     return torch.cat([rotation, translation[..., None]], -1), factor

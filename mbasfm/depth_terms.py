@@ -15,7 +15,7 @@ import pycolmap
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from mbasfm.objective import MAD_TO_SIGMA
-from mbasfm.sampling import Keypoints
+from mbasfm.sampling import Keypoints, gather, inverse_depths
 from mbasfm.types import Cameras
 
 CELLS = 4
@@ -73,13 +73,12 @@ class _Observations:
 
     def said(self, inverse_depth: Sequence[Float64[np.ndarray, " _"]]) -> Float64[np.ndarray, " M"]:
         """Inverse depth by the depth maps."""
-        offset = np.cumsum([0, *(len(values) for values in inverse_depth)])
-        return np.concatenate(inverse_depth)[offset[self.image - 1] + self.index]
+        return gather(inverse_depth, self.image - 1, self.index)
 
 
 def weigh_depth(model: pycolmap.Reconstruction, cameras: Cameras, keypoints: Sequence[Keypoints]) -> DepthTerms | None:
     """Compare depth with the points of a model; None where it is not worth being used."""
-    inverse_depth = [_inverse_depth(points, cameras, frame) for frame, points in enumerate(keypoints)]
+    inverse_depth = inverse_depths(keypoints, cameras)
     seen = _Observations.of(model)
     said = seen.said(inverse_depth)
     difference = 1 / seen.depth(model) - said
@@ -148,12 +147,6 @@ def take_back(model: pycolmap.Reconstruction, joint: pycolmap.Reconstruction) ->
         image.frame.rig_from_world = joint.images[number].cam_from_world()
     for number, camera in model.cameras.items():
         camera.params = joint.cameras[number].params
-
-
-def _inverse_depth(points: Keypoints, cameras: Cameras, frame: int) -> Float64[np.ndarray, " M"]:
-    corrected = float(cameras.depth_scale[frame]) * points.raw_depth + float(cameras.depth_shift[frame])
-    corrected = np.where(corrected > 0, corrected, np.nan).astype(np.float64)
-    return corrected if bool(cameras.is_disparity[frame]) else 1 / corrected
 
 
 def _add_rigs(

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Float64, Int64
 
 from mbasfm.twoview import TwoView
-from mbasfm.types import Samples
+from mbasfm.types import Cameras, Samples
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,21 @@ class Keypoints:
     def join(self, other: "Keypoints") -> "Keypoints":
         """Keypoints of both, this one's first."""
         return Keypoints(np.concatenate([self.pixels, other.pixels]), np.concatenate([self.raw_depth, other.raw_depth]))
+
+
+def inverse_depths(keypoints: Sequence[Keypoints], cameras: Cameras) -> list[Float64[np.ndarray, " _"]]:
+    """What corrected depth says at the keypoints of every frame; NaN where it says nothing or nothing possible."""
+    rows = zip(keypoints, *(column.tolist() for column in (cameras.depth_scale, cameras.depth_shift)), strict=True)
+    corrected = [scale * points.raw_depth.astype(np.float64) + shift for points, scale, shift in rows]
+    possible = [np.where(values > 0, values, np.nan) for values in corrected]
+    is_disparity = cameras.is_disparity.tolist()
+    return [values if kept else 1 / values for values, kept in zip(possible, is_disparity, strict=True)]
+
+
+def gather(values: Sequence[np.ndarray], frame: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Values of some keypoints, given by frame and number in it."""
+    offset = np.cumsum([0, *(len(rows) for rows in values)])
+    return np.concatenate(values)[offset[frame] + index]
 
 
 def draw_samples(views: Sequence[TwoView], keypoints: Sequence[Keypoints], samples_per_edge: int, seed: int) -> Samples:

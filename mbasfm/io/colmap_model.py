@@ -12,13 +12,8 @@ import numpy as np
 import pycolmap
 
 from mbasfm.errors import InputError
+from mbasfm.io.colmap import CAMERA_RECORD, COUNT, IMAGE_RECORD, POINT_BYTES
 
-COUNT = struct.Struct("<Q")
-CAMERA = struct.Struct("<IiQQ")
-"""Number, model, width, height; then the parameters."""
-IMAGE = struct.Struct("<I7dI")
-"""Number, pose, camera; then the name up to a zero byte, and the points."""
-OBSERVATION_BYTES = 24
 POINT = struct.Struct("<Q3d3BdQ")
 """Number, place, colour, error, length of the track."""
 TRACK_BYTES = 8
@@ -68,8 +63,8 @@ def _check_sizes(path: Path, walk: Callable[[bytes], int]) -> None:
 def _walk_cameras(content: bytes) -> int:
     (count,), position = COUNT.unpack_from(content), COUNT.size
     for _ in range(count):
-        _, model, _, _ = CAMERA.unpack_from(content, position)
-        position += CAMERA.size + 8 * _num_parameters(model)
+        _, model, _, _ = CAMERA_RECORD.unpack_from(content, position)
+        position += CAMERA_RECORD.size + 8 * _num_parameters(model)
     return position
 
 
@@ -82,10 +77,10 @@ def _num_parameters(model: int) -> int:
 def _walk_images(content: bytes) -> int:
     (count,), position = COUNT.unpack_from(content), COUNT.size
     for _ in range(count):
-        IMAGE.unpack_from(content, position)
-        end_of_name = content.index(b"\0", position + IMAGE.size)
+        IMAGE_RECORD.unpack_from(content, position)
+        end_of_name = content.index(b"\0", position + IMAGE_RECORD.size)
         (num_observations,) = COUNT.unpack_from(content, end_of_name + 1)
-        position = end_of_name + 1 + COUNT.size + OBSERVATION_BYTES * num_observations
+        position = end_of_name + 1 + COUNT.size + POINT_BYTES * num_observations
     return position
 
 
