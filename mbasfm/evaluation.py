@@ -12,11 +12,14 @@ from torch import Tensor
 from mbasfm.errors import InputError
 from mbasfm.io.lists import read_pairs
 from mbasfm.io.poses import MAX_TIME_APART, PoseFile, read_poses
-from mbasfm.metrics import all_pairs, pair_errors, recall_curve
+from mbasfm.metrics import all_pairs, frame_errors, pair_errors, recall_curve
 from mbasfm.protocols import Protocol, evaluate
 
 CURVE_DEG = tuple(round(0.05 * 400 ** (step / 80), 6) for step in range(81))
 """Thresholds of the curve that is plotted: 0.05 to 20 degrees in equal ratios."""
+CURVE_CM = tuple(round(0.5 * 100 ** (step / 80), 6) for step in range(81))
+"""The same where poses are absolute: 0.5 to 50 cm."""
+CURVE_MAX_DEG = 5.0
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class Score:
     num_strangers: int = 0
     """Images of the estimate that the truth does not have."""
     curve: tuple[float, ...] = ()
-    """Share of pairs whose pose error is below each of CURVE_DEG; empty where poses are absolute."""
+    """Share of pairs whose pose error is below each of CURVE_DEG; where poses are absolute, share of images nearer than
+    each of CURVE_CM, turned by less than 5 degrees."""
 
 
 def score_poses(
@@ -50,10 +54,25 @@ def score_poses(
     poses = poses.where(registered[:, None, None], true_poses)
     measures = evaluate(poses, true_poses, registered, protocol, pairs)
     pairs = all_pairs(len(names)) if pairs is None else pairs
-    errors = pair_errors(poses, true_poses, registered, pairs).pose_deg(protocol.folded)
-    curve = () if protocol.absolute else tuple(recall_curve(errors, CURVE_DEG))
+    if protocol.absolute:
+        frames = frame_errors(poses, true_poses, registered)
+        curve = tuple(frames.share_within(limit / 100, CURVE_MAX_DEG) for limit in CURVE_CM)
+    else:
+        errors = pair_errors(poses, true_poses, registered, pairs).pose_deg(protocol.folded)
+        curve = tuple(recall_curve(errors, CURVE_DEG))
     strangers = len(set(estimate) - set(names))
     return Score(measures, len(names), int(registered.sum()), len(pairs), strangers, curve)
+
+
+def errors_by_name(
+    estimate: Mapping[str, Float64[np.ndarray, "3 4"]], names: Sequence[str], truth: Float64[np.ndarray, "N 3 4"]
+) -> dict[str, tuple[float, ...]]:
+    """Distance of centres [cm] and angle [deg] of every image, nothing aligned; infinite without a pose."""
+    nowhere = np.full((3, 4), np.nan)
+    poses = np.stack([estimate.get(name, nowhere) for name in names])
+    errors = frame_errors(torch.from_numpy(poses), torch.from_numpy(np.ascontiguousarray(truth)))
+    rows = zip((100 * errors.distance).tolist(), errors.rotation_deg.tolist(), strict=True)
+    return dict(zip(names, rows, strict=True))
 
 
 def score_files(

@@ -177,6 +177,11 @@ class FrameErrors:
         """Frames for which both errors are below their limits."""
         return float(((self.distance < distance) & (self.rotation_deg < angle_deg)).double().mean())
 
+    def share_beyond(self, distance: float, angle_deg: float) -> float:
+        """Frames that have a pose, but one that is off by more than one of the limits: worse than none."""
+        wrong = (self.distance > distance) | (self.rotation_deg > angle_deg)
+        return float((wrong & self.distance.isfinite()).double().mean())
+
     @property
     def median_distance(self) -> float:
         """Infinite if half of the frames have no pose."""

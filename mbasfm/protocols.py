@@ -84,6 +84,11 @@ PROTOCOLS: Mapping[str, Protocol] = {
     ),  # fmt: skip
     "7scenes": Protocol("7-Scenes", ("registered", "median cm", "median deg", "5cm/5deg"), absolute=True),
     "wayspots": Protocol("Wayspots", ("registered", "10cm/5deg", "5cm/5deg", "median cm", "median deg"), absolute=True),
+    "localization": Protocol(
+        "Re-localization",
+        ("registered", "5cm/5deg", "10cm/5deg", "median cm", "median deg", "beyond 50cm/30deg"),
+        absolute=True,
+    ),
     "two-view": Protocol(
         "MegaDepth-1500 and ScanNet-1500", ("AUC@5", "AUC@10", "AUC@20"), folded=True, trapezoid=True, pooled=True
     ),
@@ -153,11 +158,12 @@ def _angles(kind: str, errors: PairErrors) -> tuple[Tensor, Tensor | None]:
 
 
 def _frame_measure(name: str, frames: FrameErrors) -> float:
-    """Medians, and shares within limits such as 10cm/5deg; world units are metres."""
+    """Medians, and shares within limits such as 10cm/5deg, or beyond them; world units are metres."""
     if name == "median cm":
         return 100 * frames.median_distance
     if name == "median deg":
         return frames.median_rotation_deg
-    limits = re.fullmatch(r"([\d.]+)cm/([\d.]+)deg", name)
+    limits = re.fullmatch(r"(beyond )?([\d.]+)cm/([\d.]+)deg", name)
     assert limits is not None, name
-    return frames.share_within(float(limits[1]) / 100, float(limits[2]))
+    share = frames.share_beyond if limits[1] else frames.share_within
+    return share(float(limits[2]) / 100, float(limits[3]))

@@ -259,7 +259,8 @@ def test_methods_side_by_side(photographed, tmp_path, capsys):
     ("arguments", "words"),
     [
         (["photos"], "needs --data"),
-        (["7scenes", "--data", "."], "no task is named 'localize'"),
+        (["7scenes", "--data", "."], "no scene of 7-Scenes"),
+        (["7scenes", "--data", ".", "--methods", "colmap"], "there are ours, ours-independent"),
         (["photos", "--data", ".", "--methods", "hloc"], "no method is named 'hloc'"),
         (["photos", "--data", ".", "--variants", "x"], "there are calibrated, uncalibrated"),
         (["photos", "--data", "/nowhere"], "/nowhere is missing"),
@@ -366,8 +367,8 @@ def test_ours_against_the_best_of_the_others():
     records = [record("a", value=0.5), record("a", "colmap", value=0.375), faster]
     rows = summarise(records)
     _, body = ours_against_best(replace(RECIPE, measures=("AUC@5", "seconds")), rows)
-    assert body[0] == ["a", "known", "AUC@5", "0.500", "0.375", "+0.125"]
-    assert body[1] == ["a", "known", "seconds", "10.000", "4.000", "+6.000"]  # less is better
+    assert body[0] == ["a", "known", "ours", "AUC@5", "0.500", "0.375", "+0.125", "1.33", "colmap"]
+    assert body[1] == ["a", "known", "ours", "seconds", "10.000", "4.000", "+6.000", "2.50", "glomap"]  # less is better
     assert time_ratios(rows) == "Time of ours over the fastest of the others: all stages 2.50, mapping 2.00."
     assert "Ours against" in markdown(RECIPE, records, []) and "Ours against" not in markdown(RECIPE, records[:1], [])
 

@@ -189,6 +189,26 @@ def test_poses_of_7_scenes_are_those_of_the_colour_camera(tmp_path):
     assert 0.01 < np.linalg.norm(baseline) < 0.06
 
 
+def test_depth_of_7_scenes_is_seen_by_the_colour_camera(tmp_path):
+    write_seven_scenes(tmp_path)
+    path = tmp_path / "chess" / "seq-01" / "frame-000000.depth.png"
+    raw = np.full((480, 640), 2000, np.uint16)  # a wall two metres in front of the depth camera
+    raw[:100, :100], raw[200:210, 300:310] = 65535, 0
+    Image.fromarray(raw).save(path)
+    found = open_dataset("7scenes", tmp_path).load("chess").read_depth("seq-01/frame-000000.color.png")
+    normal = COLOR_FROM_DEPTH[:, 2]
+    row, column = np.mgrid[:480, :640]
+    rays = np.stack([(column - 320) / 525, (row - 240) / 525, np.ones((480, 640))], -1)
+    wall = (2 + normal @ COLOR_FROM_DEPTH[:, 3]) / (rays @ normal)
+    assert np.isnan(found[60:80, 40:60]).all() and np.isnan(found[:20]).all()
+    known = np.isfinite(found)
+    assert known[150:350, 150:500].mean() > 0.99
+    np.testing.assert_allclose(found[known], wall[known], atol=2e-3)
+    path.write_text("no picture")
+    with pytest.raises(InputError, match="frame-000000.depth.png: not a 16-bit depth map"):
+        open_dataset("7scenes", tmp_path).load("chess").read_depth("seq-01/frame-000000.color.png")
+
+
 def test_the_other_truth_of_fastmap(tmp_path):
     write_fastmap(tmp_path)
     dataset = open_dataset("fastmap", tmp_path)
@@ -213,6 +233,8 @@ BROKEN = [
     ("plain", "fountain/gt.json", '{"images": {"0.jpg": {"R": [[NaN, 0]], "t": [0, 0, 0]}}}', ["line 1", "NaN"]),
     ("plain", "fountain/images/2.jpg", None, ["gt.json speaks of 2.jpg", "is missing"]),
     ("plain", "fountain/reloc.json", '{"map": ["9.jpg"], "query": []}', ["reloc.json: no image is named 9.jpg"]),
+    ("plain", "fountain/reloc.json", '{"map": ["0.jpg"]}', ["reloc.json", '"map" and "query"']),
+    ("plain", "fountain/reloc.json", '{"map_dir": "../x", "map": [], "query": []}', ["x/gt.json is missing"]),
     ("eth3d", ETH, None, ["images.txt is missing", "eth3d.net"]),
     ("eth3d", ETH, COLMAP_NAN, ["images.txt, line 1", "finite"]),
     ("eth3d", ETH, COLMAP_COLUMNS, ["images.txt, line 2"]),

@@ -151,6 +151,7 @@ LAYERS = (
     "bench.tasks",
     "bench.colmap",
     "bench.sfm",
+    "bench.localization",
     "bench.retrieval",
     "bench.registry",
     "bench.worker",

@@ -132,8 +132,11 @@ def slow_measure(name, protocol, estimate, truth, pairs):
     angle = np.where(REGISTERED, np.rad2deg(turn), math.inf)
     if name.startswith("median"):
         return float(np.median(100 * distance if name == "median cm" else angle)), None
-    near, _, straight = name.partition("/")
+    near, _, straight = name.removeprefix("beyond ").partition("/")
     limit_m, limit_deg = float(near[:-2]) / 100, float(straight[:-3])
+    if name.startswith("beyond "):
+        wrong = [d > limit_m or a > limit_deg for d, a in zip(distance, angle, strict=True)]
+        return float(np.mean(np.logical_and(wrong, REGISTERED))), None
     return float(np.mean([d < limit_m and a < limit_deg for d, a in zip(distance, angle, strict=True)])), None
 
 
@@ -158,6 +161,8 @@ def test_every_measure_equals_an_independent_computation(name, pairs, truth, est
         estimate = truth.copy()
         estimate[::2, 0, 3] += 0.04
         estimate[1, :3] = Rotation.from_euler("x", 4, degrees=True).as_matrix() @ estimate[1, :3]
+        estimate[3, :3] = Rotation.from_euler("y", 40, degrees=True).as_matrix() @ estimate[3, :3]
+        estimate[5, 0, 3] += 0.6
     found = evaluate(*tensors(estimate, truth), protocol, None if pairs is None else torch.tensor(pairs))
     expected = {}
     for measure in protocol.measures:

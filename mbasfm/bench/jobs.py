@@ -57,7 +57,10 @@ class Job:
 
 def make_jobs(recipe: Recipe, dataset: Dataset, scenes: Sequence[str], methods: Sequence[str]) -> Iterator[Job]:
     """All runs of a recipe, scene by scene."""
-    everywhere = choose_scenes(recipe, dataset, ()) if recipe.subsets.kind == "strangers" else ()
+    everywhere: Sequence[str] = ()
+    if recipe.subsets.kind == "strangers":
+        everywhere = [name for name in recipe.subsets.places if name in dataset.scenes()]
+        everywhere = everywhere or choose_scenes(recipe, dataset, ())
     for scene in scenes:
         for subset, group, names, strangers in _subsets(recipe.subsets, dataset, scene, everywhere):
             for variant in recipe.variants:
@@ -100,6 +103,12 @@ def _methods_of(variant: Variant, methods: Sequence[str]) -> list[str]:
     return [method for method in methods if not variant.methods or method in variant.methods]
 
 
+def _spread(names: Sequence[str], count: int) -> Sequence[str]:
+    """So many, or all, at equal distances."""
+    rows = np.linspace(0, len(names) - 1, min(count, len(names))).round().astype(int)
+    return [names[row] for row in rows]
+
+
 Subset = tuple[str, str, tuple[str, ...], tuple[str, ...]]
 """Name, group, images and strangers."""
 
@@ -112,7 +121,9 @@ def _subsets(subsets: Subsets, dataset: Dataset, scene: str, everywhere: Sequenc
         related = subsets.same_place if scene in subsets.same_place else (scene,)
         others = [dataset.load(other) for other in everywhere if other not in related and other != scene]
         paths = tuple(
-            str((other.images / name).resolve()) for other in others for name in other.names[: subsets.strangers]
+            str((other.images / name).resolve())
+            for other in others
+            for name in _spread(other.splits.get("query", other.names), subsets.strangers)
         )
         return [(f"{len(paths)} strangers", WHOLE, (), paths)]
     if subsets.kind == "thirds":

@@ -12,12 +12,14 @@ from mbasfm.bench.recipe import Recipe
 from mbasfm.bench.runner import Record
 from mbasfm.bench.tables import MEAN, Row, means, ours_against_best, pivots, run_table, summarise, time_ratios
 from mbasfm.charts import Axis, Line, line_chart, round_axis
-from mbasfm.evaluation import CURVE_DEG
+from mbasfm.evaluation import CURVE_CM, CURVE_DEG
+from mbasfm.protocols import Protocol, find_protocol
 from mbasfm.report_page import read_template
 
 NUM_STYLES = 6
 NUM_DASHES = 3
 CURVE_TICKS_DEG = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
+CURVE_TICKS_CM = (0.5, 1, 2, 5, 10, 20, 50)
 
 
 def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[PublishedTable]) -> str:
@@ -34,7 +36,7 @@ def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[
         protocol=escape(recipe.protocol),
         summary=escape(f"{summary} {records[0]['machine']['cores']} cores, {records[0]['machine']['system']}."),
         notes=_notes("What to know", recipe.notes),
-        plots=_plots(rows, totals),
+        plots=_plots(rows, totals, find_protocol(recipe.protocol)),
         tables="".join(_section(*table) for table in pivots(recipe, rows, totals, published)) + _against(recipe, rows),
         runs=_table(*run_table(rows, totals)),
         failures=_failures(failed),
@@ -63,7 +65,7 @@ def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _plots(rows: Sequence[Row], totals: Sequence[Row]) -> str:
+def _plots(rows: Sequence[Row], totals: Sequence[Row], protocol: Protocol) -> str:
     """Accuracy over thresholds and seconds over images, one line or colour per method and variant."""
     names = list(dict.fromkeys((row.method, row.variant) for row in rows))
     methods, variants = (list(dict.fromkeys(name[part] for name in names)) for part in (0, 1))
@@ -74,7 +76,7 @@ def _plots(rows: Sequence[Row], totals: Sequence[Row]) -> str:
             f"series-{color} dash-{dash}" if len(methods) > 1 else _only_variants(variants, variant)
         )
     label = {name: name[0] if len({variant for _, variant in names}) == 1 else ", ".join(name) for name in names}
-    figures = _accuracy(totals, style, label) + _time(rows, style, label)
+    figures = _accuracy(totals, style, label, protocol.absolute) + _time(rows, style, label)
     keys = "".join(
         f'<li><svg viewBox="0 0 30 8" aria-hidden="true"><line class="line {style[name]}" x2="30" y1="4" y2="4"/></svg>'
         f" {escape(label[name])}</li>"
@@ -88,20 +90,27 @@ def _only_variants(variants: Sequence[str], variant: str) -> str:
     return f"series-{variants.index(variant) % NUM_STYLES} dash-0"
 
 
-def _accuracy(totals: Sequence[Row], style: dict[tuple[str, str], str], label: dict[tuple[str, str], str]) -> str:
+def _accuracy(
+    totals: Sequence[Row], style: dict[tuple[str, str], str], label: dict[tuple[str, str], str], absolute: bool
+) -> str:
+    thresholds, marks, unit, caption = (
+        (CURVE_CM, CURVE_TICKS_CM, "cm", "Images nearer than that, turned by less than 5 degrees, mean over scenes")
+        if absolute
+        else (CURVE_DEG, CURVE_TICKS_DEG, "deg", "Pairs with a smaller pose error, mean over scenes")
+    )
     lines = []
     whole = [row for row in totals if row.group == WHOLE]
     for row in whole or totals:
-        if row.scene == MEAN and len(row.curve) == len(CURVE_DEG):
+        if row.scene == MEAN and len(row.curve) == len(thresholds):
             name = (row.method, row.variant)
-            points = zip(map(math.log10, CURVE_DEG), row.curve, strict=True)
+            points = zip(map(math.log10, thresholds), row.curve, strict=True)
             lines.append(Line(label[name], style[name], tuple(points)))
     if not lines:
         return ""
-    ticks = tuple((math.log10(tick), f"{tick:g}") for tick in CURVE_TICKS_DEG)
-    x = Axis(ticks[0][0], ticks[-1][0], ticks, "threshold [deg]")
+    ticks = tuple((math.log10(tick), f"{tick:g}") for tick in marks)
+    x = Axis(ticks[0][0], ticks[-1][0], ticks, f"threshold [{unit}]")
     y = Axis(0.0, 1.0, tuple((tick / 100, f"{tick} %") for tick in range(0, 101, 25)))
-    return _figure("Pairs with a smaller pose error, mean over scenes", line_chart("Accuracy", lines, x, y))
+    return _figure(caption, line_chart("Accuracy", lines, x, y))
 
 
 def _time(rows: Sequence[Row], style: dict[tuple[str, str], str], label: dict[tuple[str, str], str]) -> str:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from mbasfm.config import Config
+from mbasfm.config import Config, LocalizeConfig
 from mbasfm.errors import ConfigError
 from mbasfm.protocols import find_protocol
 
@@ -16,6 +16,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+SETTINGS: Mapping[str, type] = {"localize": LocalizeConfig}
+"""Of tasks whose settings are not those of a reconstruction."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,9 @@ class Subsets:
     """Of bags, or the numbers at the start of the names of splits."""
     draws: int = 20
     strangers: int = 3
-    """Images of each other scene."""
+    """Images of each other scene, spread over it; of its queries, if it has such."""
+    places: tuple[str, ...] = ()
+    """Scenes that strangers come from; those of the recipe if empty."""
     same_place: tuple[str, ...] = ()
     """Scenes that are no strangers to each other."""
 
@@ -59,6 +64,8 @@ class Recipe:
     methods: tuple[str, ...] = ("ours", "colmap", "glomap")
     measures: tuple[str, ...] = ("AUC@1", "AUC@5")
     """Columns of the table."""
+    rival: str = ""
+    """Measure by which the best of the others is chosen as a whole; if empty, the best is chosen value by value."""
     scenes: tuple[str, ...] = ()
     """All that are there if empty."""
     seeds: int = 1
@@ -105,7 +112,7 @@ def parse_recipe(content: Mapping[str, Any], name: str, place: str) -> Recipe:
         raise ConfigError(f"{place}: a recipe needs a title and a dataset ({error})") from error
     find_protocol(recipe.protocol)
     for variant in recipe.variants:
-        _check_settings({**recipe.settings, **variant.settings}, f"{place}, variant {variant.name}")
+        _check_settings({**recipe.settings, **variant.settings}, recipe.task, f"{place}, variant {variant.name}")
     return recipe
 
 
@@ -118,8 +125,8 @@ def _checked(content: Mapping[str, Any], kind: type, place: str, given: Sequence
     return {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
 
 
-def _check_settings(settings: Mapping[str, Any], place: str) -> None:
-    known = {item.name for item in fields(Config)}
+def _check_settings(settings: Mapping[str, Any], task: str, place: str) -> None:
+    known = {item.name for item in fields(SETTINGS.get(task, Config))}
     unknown = next((key for key in settings if key not in known), None)
     if unknown is not None:
         close = difflib.get_close_matches(unknown, known, n=1)

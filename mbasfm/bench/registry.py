@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping
 
+from mbasfm.bench.localization import Relocalization
 from mbasfm.bench.retrieval import Retrieval
 from mbasfm.bench.sfm import StructureFromMotion
 from mbasfm.bench.tasks import Task
 from mbasfm.errors import ConfigError
 
-TASKS: Mapping[str, Task] = {"sfm": StructureFromMotion(), "retrieval": Retrieval()}
+TASKS: Mapping[str, Task] = {
+    "sfm": StructureFromMotion(),
+    "localize": Relocalization(),
+    "retrieval": Retrieval(),
+}
 
 
 def find_task(name: str) -> Task:

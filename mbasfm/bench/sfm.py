@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from mbasfm.bench import colmap
 from mbasfm.bench.jobs import Job
-from mbasfm.bench.tasks import CONTENT_STAGES, Outcome
+from mbasfm.bench.tasks import Outcome, stage_seconds
 from mbasfm.config import Config
 from mbasfm.datasets.base import DatasetScene
 from mbasfm.datasets.registry import open_dataset
@@ -44,17 +44,7 @@ class Assignment:
 
     def calibration(self) -> dict[str, Any] | None:
         """fx, fy, cx, cy and size by name, if the method may know them."""
-        if self.job.intrinsics != "known":
-            return None
-        found: dict[str, Any] = {}
-        for name, camera in zip(self.whole.names, self.whole.cameras, strict=True):
-            if camera is None or camera.center is None:
-                raise InputError(
-                    f"{self.whole.name}: the dataset has no intrinsics of {name}; use intrinsics = unknown"
-                )
-            size = dict(zip(("width", "height"), camera.size, strict=True)) if camera.size else {}
-            found[name] = {"K": [*camera.focal, *camera.center], **size}
-        return found
+        return self.whole.calibration() if self.job.intrinsics == "known" else None
 
 
 class StructureFromMotion:
@@ -110,23 +100,8 @@ def run_ours(assignment: Assignment) -> tuple[Poses, dict[str, float]]:
         row = row_of.get(entry_of.get(photo, ""))
         if row is not None and int(result.component[row]) == 0:
             poses[name] = result.cameras.cam_from_world[row].double().numpy()
-    seconds: dict[str, float] = {}
-    for stage in watch.stages:  # a second matcher has stages of the same name
-        seconds[stage["name"]] = seconds.get(stage["name"], 0.0) + stage["seconds"]
     is_whole = not job.names and not job.strangers
-    return poses, _with_cached_seconds(seconds, assignment) if is_whole else seconds
-
-
-def _with_cached_seconds(seconds: dict[str, float], assignment: Assignment) -> dict[str, float]:
-    """Stages before mapping with the longest time that any run took: later ones find their results in the cache."""
-    settings = assignment.job.settings
-    key = " ".join((assignment.job.scene, str(settings.get("depth")), str(settings.get("matcher"))))
-    path = assignment.cache / "ours_seconds.json"
-    known = json.loads(path.read_text()) if path.is_file() else {}
-    longest = known.get(key, {})
-    content = {name: max(seconds[name], longest.get(name, 0.0)) for name in CONTENT_STAGES if name in seconds}
-    path.write_text(json.dumps(known | {key: content}))
-    return seconds | content
+    return poses, stage_seconds(watch, job, assignment.cache if is_whole else None)
 
 
 def run_colmap(assignment: Assignment, mapper: str) -> tuple[Poses, dict[str, float]]:

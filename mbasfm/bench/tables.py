@@ -140,17 +140,29 @@ def pivots(
 
 
 def ours_against_best(recipe: Recipe, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and body. The best of the others is chosen per value, with the truth: in their favour."""
+    """Header and body. The best of the others is chosen with the truth: in their favour."""
     body = []
     for row, others in _with_others(rows):
         for measure in recipe.measures:
-            mine, theirs = row.measures.get(measure), [other.measures.get(measure) for other in others]
-            known = [value for value in theirs if value is not None]
-            if mine is not None and known:
-                best = (min if is_error(measure) else max)(known)
-                place = [_place(row.scene, row.group), row.variant, measure]
-                body.append([*place, value_text(mine), value_text(best), f"{mine - best:+.3f}"])
-    return ["scene", "variant", "measure", "ours", "best other", "difference"], body
+            mine = row.measures.get(measure)
+            ranked = _best_first(others, (recipe.rival, *recipe.measures) if recipe.rival else (measure,))
+            best = ranked[0].measures.get(measure) if ranked else None
+            if mine is not None and best is not None:
+                place = [_place(row.scene, row.group), row.variant, row.method, measure]
+                ratio = f"{mine / best:.2f}" if best > 0 else ""
+                values = [value_text(mine), value_text(best), f"{mine - best:+.3f}", ratio]
+                body.append([*place, *values, ranked[0].method])
+    return ["scene", "variant", "method", "measure", "ours", "best other", "difference", "ratio", "of"], body
+
+
+def _best_first(rows: Sequence[Row], measures: Sequence[str]) -> list[Row]:
+    """By the first measure; the next one decides between equals."""
+
+    def badness(row: Row) -> tuple[float, ...]:
+        values = ((name, row.measures.get(name)) for name in measures)
+        return tuple(np.inf if value is None else value if is_error(name) else -value for name, value in values)
+
+    return sorted((row for row in rows if row.measures.get(measures[0]) is not None), key=badness)
 
 
 def time_ratios(rows: Sequence[Row]) -> str:
@@ -158,7 +170,7 @@ def time_ratios(rows: Sequence[Row]) -> str:
     found = []
     for what, key in (("all stages", "seconds"), ("mapping", "mapping seconds")):
         mine, theirs = 0.0, 0.0
-        for row, others in _with_others(rows):
+        for row, others in ((row, others) for row, others in _with_others(rows) if row.method == "ours"):
             times = [time for other in others if (time := other.measures[key]) is not None]
             time = row.measures[key]
             if times and time is not None:
@@ -170,14 +182,19 @@ def time_ratios(rows: Sequence[Row]) -> str:
 
 def is_error(measure: str) -> bool:
     """Whether less is better."""
-    return measure.startswith(("ATE", "median")) or measure.endswith(("seconds", "ms per image"))
+    return measure.startswith(("ATE", "median", "largest", "beyond")) or measure.endswith(("seconds", "ms per image"))
+
+
+def is_ours(method: str) -> bool:
+    """Whether it is one of our own methods: ours, or ours-WAY."""
+    return method.partition("-")[0] == "ours"
 
 
 def _with_others(rows: Sequence[Row]) -> Iterator[tuple[Row, list[Row]]]:
     for row in rows:
         same = [r for r in rows if (r.scene, r.group, r.variant) == (row.scene, row.group, row.variant)]
-        others = [other for other in same if other.method != "ours"]
-        if row.method == "ours" and others:
+        others = [other for other in same if not is_ours(other.method)]
+        if is_ours(row.method) and others:
             yield row, others
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64
 
 from mbasfm.config import Grouping
 from mbasfm.errors import InputError
@@ -34,6 +34,35 @@ class DatasetScene:
     """Which images were taken by one camera."""
     depth: Path | None = None
     """Folder with sensor depth, one map per image."""
+    read_depth: Callable[[str], Float32[np.ndarray, "H W"]] | None = None
+    """Sensor depth of an image as its camera sees it [m], NaN where unknown; where the dataset's files are not that."""
+    map_scene: "DatasetScene | None" = None
+    """Images of the map with their truth, if they are not of this scene."""
+
+    @property
+    def map(self) -> "DatasetScene":
+        """What queries are localized in."""
+        if self.map_scene is None and not self.splits.get("map"):
+            raise InputError(f"{self.name}: the dataset does not say which of its images are the map")
+        return self.map_scene or self.only(self.splits["map"])
+
+    @property
+    def queries(self) -> "DatasetScene":
+        """Images to localize."""
+        if not self.splits.get("query"):
+            raise InputError(f"{self.name}: the dataset does not say which of its images are queries")
+        return self.only(self.splits["query"])
+
+    def calibration(self) -> dict[str, dict[str, Any]]:
+        """Intrinsics by name, in the form of gt.json."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, camera in zip(self.names, self.cameras, strict=True):
+            if camera is None or camera.center is None:
+                raise InputError(f"{self.name}: the dataset has no intrinsics of {name}; use intrinsics = unknown")
+            size = dict(zip(("width", "height"), camera.size, strict=True)) if camera.size else {}
+            bent = dict(zip(("k1", "k2", "p1", "p2"), camera.distortion, strict=True)) if any(camera.distortion) else {}
+            found[name] = {"K": [*camera.focal, *camera.center], **size, **bent}
+        return found
 
     def only(self, names: Sequence[str]) -> "DatasetScene":
         """Some of the images, in the order of their names."""

@@ -24,23 +24,30 @@ class Plain:
     def load(self, scene: str) -> DatasetScene:
         """Poses and intrinsics of gt.json, splits of reloc.json, sensor depth of depth/."""
         folder = PUBLISHED.need(self.folder / scene)
-        poses = read_poses(PUBLISHED.need(folder / "gt.json"))
-        found = scene_of_poses(scene, PUBLISHED.need(folder / "images"), poses, PUBLISHED)
-        depth = folder / "depth"
-        return replace(found, splits=_splits(folder / "reloc.json", found), depth=depth if depth.is_dir() else None)
+        return _with_splits(_without_splits(folder), folder / "reloc.json")
 
 
-def _splits(path: Path, scene: DatasetScene) -> dict[str, tuple[str, ...]]:
+def _without_splits(folder: Path) -> DatasetScene:
+    poses = read_poses(PUBLISHED.need(folder / "gt.json"))
+    found = scene_of_poses(folder.name, PUBLISHED.need(folder / "images"), poses, PUBLISHED)
+    depth = folder / "depth"
+    return replace(found, depth=depth if depth.is_dir() else None)
+
+
+def _with_splits(scene: DatasetScene, path: Path) -> DatasetScene:
+    """With map and queries, of which the map may be another scene: map_dir."""
     if not path.is_file():
-        return {}
+        return scene
     content = read_json(path)
     try:
-        splits = {"map": tuple(content["map"]), "query": tuple(content["query"])}
-        if "map_dir" in content:  # the map is another scene
-            del splits["map"]
+        mapped, queries = (tuple(map(str, content[key])) for key in ("map", "query"))
+        elsewhere = _without_splits(path.parent / content["map_dir"]) if "map_dir" in content else None
     except (KeyError, TypeError) as error:
         raise InputError(f'{path}: must be JSON with lists "map" and "query" ({error!r})') from error
-    unknown = next((name for names in splits.values() for name in names if name not in scene.names), None)
-    if unknown is not None:
-        raise InputError(f"{path}: no image is named {unknown}")
-    return splits
+    for names, place in ((mapped, elsewhere or scene), (queries, scene)):
+        unknown = next((name for name in names if name not in place.names), None)
+        if unknown is not None:
+            raise InputError(f"{path}: no image is named {unknown}")
+    if elsewhere is None:
+        return replace(scene, splits={"map": mapped, "query": queries})
+    return replace(scene, splits={"query": queries}, map_scene=elsewhere.only(mapped))

@@ -2,15 +2,18 @@
 
 Poses are those of the depth camera. They are moved to the colour camera with the Kinect calibration that DSAC*, ACE and
 hloc use (https://projet.liris.cnrs.fr/voir/activities-dataset/kinect-calibration.html); the colour camera has a focal
-length of 525 px and its principal point at pixel 320, 240, counted from 0.
+length of 525 px and its principal point at pixel 320, 240, counted from 0; the depth camera has 585 px and the same
+principal point. Depth is in millimetres, 0 or 65535 where unknown.
 """
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import cv2
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float32, Float64
 
 from mbasfm.datasets.base import DatasetScene, Published, read_world_from_cam
 from mbasfm.errors import InputError
@@ -26,6 +29,7 @@ COLOR_FROM_DEPTH = np.array(
 )
 """[m]"""
 CAMERA = StoredCamera((525.0, 525.0), (320.5, 240.5), (0.0, 0.0, 0.0, 0.0), (640.0, 480.0))
+DEPTH_FOCAL, UNKNOWN, MILLIMETRE = 585.0, 65535, 1e-3
 SPLIT_FILES = {"map": "TrainSplit.txt", "query": "TestSplit.txt"}
 
 
@@ -51,7 +55,27 @@ class SevenScenes:
         if not names:
             raise InputError(f"{folder}: no frame-*.color.png in its sequences; unpack their zip files too")
         poses = np.stack([_color_pose(folder / name) for name in names])
-        return DatasetScene(scene, folder, names, poses, (CAMERA,) * len(names), splits)
+        read_depth = partial(color_depth, folder)
+        return DatasetScene(scene, folder, names, poses, (CAMERA,) * len(names), splits, read_depth=read_depth)
+
+
+def color_depth(folder: Path, name: str) -> Float32[np.ndarray, "H W"]:
+    """Depth of an image as its colour camera sees it [m]: every pixel of the depth camera moved, the nearest kept."""
+    path = PUBLISHED.need(folder / name.replace(".color.png", ".depth.png"))
+    raw = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+    if raw is None or raw.dtype != np.uint16 or raw.ndim != 2:
+        raise InputError(f"{path}: not a 16-bit depth map")
+    assert CAMERA.center is not None
+    row, column = np.nonzero((raw > 0) & (raw < UNKNOWN))
+    depth = raw[row, column] * MILLIMETRE
+    rays = (np.stack([column, row], -1) + 0.5 - CAMERA.center) / DEPTH_FOCAL
+    points = np.column_stack([rays * depth[:, None], depth]) @ COLOR_FROM_DEPTH[:, :3].T + COLOR_FROM_DEPTH[:, 3]
+    points = points[points[:, 2] > 0]
+    pixels = np.floor(points[:, :2] / points[:, 2:] * CAMERA.focal + CAMERA.center).astype(np.int64)
+    inside = ((pixels >= 0) & (pixels < raw.shape[::-1])).all(1)
+    seen = np.full(raw.shape, np.inf, np.float32)
+    np.minimum.at(seen, (pixels[inside, 1], pixels[inside, 0]), points[inside, 2].astype(np.float32))
+    return np.where(np.isfinite(seen), seen, np.float32(np.nan))
 
 
 def _sequences(path: Path) -> list[str]:
