@@ -1,7 +1,8 @@
 """A map prepared once: features, retrieval vectors and depth of its photographs, ready for any number of queries.
 
-Depth of a map is always in the world's unit. Given maps (a sensor's) are taken as they are. Those of a depth model are
-fitted to points that the known poses triangulate, and where a keypoint has such a point, its depth is the point's.
+Depth of a map is always in the world's unit. Points that the known poses triangulate help it: they fill the holes of
+given maps (a sensor's), which are taken as they are elsewhere; those of a depth model are fitted to them, and where a
+keypoint has such a point, its depth is the point's.
 """
 
 import hashlib
@@ -87,10 +88,12 @@ def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> Pr
     with watch.stage("map depth") as facts:
         depths = given_depths(source, cache) if is_given else _model_depths(source, config, cache, watch)
         raw = [_at_pixels(*item) for item in zip(depths, source.photos, pixels, strict=True)]
-        if not is_given:
-            triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, watch)
-            items = zip(depths, raw, triangulated, strict=True)
-            raw = [_aligned(estimate.is_disparity, values, known) for estimate, values, known in items]
+        triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, watch)
+        items = zip(depths, raw, triangulated, strict=True)
+        raw = [
+            _filled(values, known) if is_given else _aligned(estimate.is_disparity, values, known)
+            for estimate, values, known in items
+        ]
         facts.update(given=is_given, known=float(np.mean([np.isfinite(values).mean() for values in raw])))
     keypoints = [Keypoints(*item) for item in zip(pixels, raw, strict=True)]
     points = [_points(cameras, frame, item) for frame, item in enumerate(keypoints)]
@@ -171,6 +174,13 @@ def _aligned(
     if np.isfinite(error):
         depth = fit.depth(raw)
     depth[: len(known)] = np.where(np.isfinite(known), known, depth[: len(known)])
+    return depth
+
+
+def _filled(raw: Float32[np.ndarray, " A"], known: Float64[np.ndarray, " B"]) -> Float32[np.ndarray, " A"]:
+    """A sensor's depth, and that of triangulated points where the sensor says nothing."""
+    depth = raw.copy()
+    depth[: len(known)] = np.where(np.isfinite(raw[: len(known)]), raw[: len(known)], known)
     return depth
 
 

@@ -166,6 +166,24 @@ def test_a_colmap_model_without_depth_is_a_map_too(folder, tmp_path):
         assert distance < 0.05 and angle < 0.5
 
 
+def test_points_fill_the_holes_of_a_sensor(folder, tmp_path):
+    """Where the sensor says something it is taken as it is, elsewhere what the poses triangulate."""
+    for sub in ("images", "gt.json"):
+        (tmp_path / sub).symlink_to(folder / "map" / sub)
+    (tmp_path / "depth").mkdir()
+    half = SIZE[0] // 2
+    for path in (folder / "map/depth").iterdir():
+        depth = np.load(path)
+        depth[:, :half] = 0
+        np.save(tmp_path / "depth" / path.name, depth)
+    whole, holed = (Map.load(place, CONFIG, tmp_path / "cache").prepared for place in (folder / "map", tmp_path))
+    for true, found in zip(whole.keypoints, holed.keypoints, strict=True):
+        is_hole = true.pixels[:, 0] < half
+        np.testing.assert_array_equal(found.raw_depth[~is_hole], true.raw_depth[~is_hole])
+        filled = found.raw_depth[is_hole] / true.raw_depth[is_hole]
+        assert np.isfinite(filled).mean() > 0.2 and abs(np.nanmedian(filled) - 1) < 0.01
+
+
 def test_an_unknown_focal_length_is_found(folder, result):
     chart = Map.load(folder / "map", replace(CONFIG, focal=None))
     located = chart.localize(folder / "queries/a.png")
