@@ -28,19 +28,19 @@ MIN_TO_ALIGN = 3
 class PairErrors:
     """Relative pose errors of pairs of frames."""
 
-    rotation_deg: Float[Tensor, " P"]
-    translation_deg: Float[Tensor, " P"]
+    rotation_deg: Float[Tensor, "*P"]
+    translation_deg: Float[Tensor, "*P"]
     """Sign-aware: a reversed baseline is 180 degrees off."""
-    known: Bool[Tensor, " P"]
+    known: Bool[Tensor, "*P"]
     """Both frames have a pose, at different places."""
 
     @property
-    def folded_deg(self) -> Float[Tensor, " P"]:
+    def folded_deg(self) -> Float[Tensor, "*P"]:
         """Translation errors that do not tell t from -t."""
         folded = torch.minimum(self.translation_deg, 180 - self.translation_deg)
         return folded.where(self.known, torch.full_like(folded, 180.0))
 
-    def pose_deg(self, folded: bool = False) -> Float[Tensor, " P"]:
+    def pose_deg(self, folded: bool = False) -> Float[Tensor, "*P"]:
         """The larger of rotation and translation error."""
         return torch.maximum(self.rotation_deg, self.folded_deg if folded else self.translation_deg)
 
@@ -81,13 +81,20 @@ def _errors_of_some(
 ) -> tuple[Float[Tensor, " P"], Float[Tensor, " P"], Bool[Tensor, " P"]]:
     i, j = pairs.unbind(-1)
     j_from_i, true_j_from_i = (compose(poses[j], invert(poses[i])) for poses in (estimate, truth))
+    errors = relative_errors(j_from_i, true_j_from_i, has_pose[i] & has_pose[j])
+    return errors.rotation_deg, errors.translation_deg, errors.known
+
+
+def relative_errors(
+    j_from_i: Float[Tensor, "*P 3 4"], true_j_from_i: Float[Tensor, "*P 3 4"], found: Bool[Tensor, "*P"]
+) -> PairErrors:
+    """Errors of relative poses, one per pair."""
     rotation = rotation_angle(j_from_i[..., :3] @ true_j_from_i[..., :3].mT).rad2deg()
     a, b = j_from_i[..., 3], true_j_from_i[..., 3]
     translation = torch.atan2(torch.linalg.cross(a, b).norm(dim=-1), (a * b).sum(-1)).rad2deg()
-    posed = has_pose[i] & has_pose[j]
-    known = posed & (a.norm(dim=-1) > 0)
+    known = found & (a.norm(dim=-1) > 0)
     wrong = torch.full_like(rotation, 180.0)
-    return rotation.where(posed, wrong), translation.where(known, wrong), known
+    return PairErrors(rotation.where(found, wrong), translation.where(known, wrong), known)
 
 
 def relative_pose_errors_deg(

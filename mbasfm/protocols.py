@@ -92,6 +92,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
     "two-view": Protocol(
         "MegaDepth-1500 and ScanNet-1500", ("AUC@5", "AUC@10", "AUC@20"), folded=True, trapezoid=True, pooled=True
     ),
+    "pairs": Protocol("Two views, pairs of all sets together", ("AUC@5", "AUC@10", "AUC@20"), pooled=True),
 }
 
 

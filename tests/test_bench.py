@@ -83,12 +83,14 @@ def test_every_recipe_of_the_package_is_complete():
     assert set(f"{tables} {others}".split()) <= set(recipes)
     for recipe in recipes.values():
         assert recipe.protocol in PROTOCOLS
-        assert recipe.dataset in DATASETS or recipe.task == "two-view"
+        assert recipe.dataset in DATASETS
         tables = [table for name in recipe.published for table in load_published(name)]
         if recipe.published:
             assert any(measure in table.columns for table in tables for measure in recipe.measures)
-        if recipe.task in TASKS:
-            assert set(recipe.methods) <= set(TASKS[recipe.task].methods)
+        assert set(recipe.methods) <= set(TASKS[recipe.task].methods)
+        assert all(set(variant.methods) <= set(recipe.methods) for variant in recipe.variants)
+        assert not recipe.paired or recipe.paired in recipe.methods
+        assert not recipe.rival or recipe.rival in recipe.measures
         for table in tables:
             if recipe.scenes and len(table.rows) > 5 and recipe.name != "runtime":
                 assert set(recipe.scenes) <= set(table.rows), "scenes and published rows have the same names"

@@ -7,10 +7,21 @@ from html import escape
 from string import Template
 
 from mbasfm.bench.jobs import WHOLE
+from mbasfm.bench.paired import paired_table
 from mbasfm.bench.published import PublishedTable
 from mbasfm.bench.recipe import Recipe
 from mbasfm.bench.runner import Record
-from mbasfm.bench.tables import MEAN, Row, means, ours_against_best, pivots, run_table, summarise, time_ratios
+from mbasfm.bench.tables import (
+    MEAN,
+    Row,
+    means,
+    ours_against_best,
+    paired_title,
+    pivots,
+    run_table,
+    summarise,
+    time_ratios,
+)
 from mbasfm.charts import Axis, Line, line_chart, round_axis
 from mbasfm.evaluation import CURVE_CM, CURVE_DEG
 from mbasfm.protocols import Protocol, find_protocol
@@ -37,7 +48,9 @@ def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[
         summary=escape(f"{summary} {records[0]['machine']['cores']} cores, {records[0]['machine']['system']}."),
         notes=_notes("What to know", recipe.notes),
         plots=_plots(rows, totals, find_protocol(recipe.protocol)),
-        tables="".join(_section(*table) for table in pivots(recipe, rows, totals, published)) + _against(recipe, rows),
+        tables="".join(_section(*table) for table in pivots(recipe, rows, totals, published))
+        + _against(recipe, rows)
+        + _paired(recipe, records),
         runs=_table(*run_table(rows, totals)),
         failures=_failures(failed),
         sources=_notes("Sources of published figures", _sources(published)),
@@ -52,6 +65,11 @@ def _against(recipe: Recipe, rows: Sequence[Row]) -> str:
     header, body = ours_against_best(recipe, rows)
     section = _section("Ours against the best of the others", header, body)
     return section.replace("</section>", f"<p>{escape(time_ratios(rows))}</p></section>") if body else ""
+
+
+def _paired(recipe: Recipe, records: Sequence[Record]) -> str:
+    header, body = paired_table(recipe, records)
+    return _section(paired_title(recipe), header, body) if recipe.paired and body else ""
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:

@@ -17,7 +17,33 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SETTINGS: Mapping[str, type] = {"localize": LocalizeConfig}
+
+@dataclass(frozen=True)
+class PairSettings:
+    """Of the task two-view."""
+
+    matcher: str = "auto"
+    """Of all methods: they get the same matches."""
+    thresholds_px: tuple[float, ...] = (2.0,)
+    """If there are several, the first half of the pairs chooses one, and the second half is measured."""
+    train: tuple[str, ...] = ()
+    """Sets whose first halves choose together; by default that of the scene alone."""
+    max_train: int = 60
+    """At most so many pairs of each of these halves, at equal distances."""
+    gaps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Sets of which pairs count whose numbers differ by that much; of other sets without a list, pairs that overlap."""
+    batch: int = 0
+    """If positive, so many pairs are drawn with replacement and estimated on all cores: pairs/s."""
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> "PairSettings":
+        """From TOML or JSON, which have lists only."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+        gaps = {name: (int(low), int(high)) for name, (low, high) in settings.get("gaps", {}).items()}
+        return PairSettings(**values | {"gaps": gaps})
+
+
+SETTINGS: Mapping[str, type] = {"localize": LocalizeConfig, "two-view": PairSettings}
 """Of tasks whose settings are not those of a reconstruction."""
 
 
@@ -64,6 +90,8 @@ class Recipe:
     methods: tuple[str, ...] = ("ours", "colmap", "glomap")
     measures: tuple[str, ...] = ("AUC@1", "AUC@5")
     """Columns of the table."""
+    paired: str = ""
+    """Method that all others are compared with pair by pair, or query by query: intervals of the differences."""
     rival: str = ""
     """Measure by which the best of the others is chosen as a whole; if empty, the best is chosen value by value."""
     scenes: tuple[str, ...] = ()
@@ -111,9 +139,14 @@ def parse_recipe(content: Mapping[str, Any], name: str, place: str) -> Recipe:
     except TypeError as error:
         raise ConfigError(f"{place}: a recipe needs a title and a dataset ({error})") from error
     find_protocol(recipe.protocol)
+    check_settings(recipe, place)
+    return recipe
+
+
+def check_settings(recipe: Recipe, place: str) -> None:
+    """Whether the task knows the settings of all variants."""
     for variant in recipe.variants:
         _check_settings({**recipe.settings, **variant.settings}, recipe.task, f"{place}, variant {variant.name}")
-    return recipe
 
 
 def _checked(content: Mapping[str, Any], kind: type, place: str, given: Sequence[str] = ()) -> dict[str, Any]:

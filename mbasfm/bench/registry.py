@@ -6,11 +6,13 @@ from mbasfm.bench.localization import Relocalization
 from mbasfm.bench.retrieval import Retrieval
 from mbasfm.bench.sfm import StructureFromMotion
 from mbasfm.bench.tasks import Task
+from mbasfm.bench.two_view import TwoView
 from mbasfm.errors import ConfigError
 
 TASKS: Mapping[str, Task] = {
     "sfm": StructureFromMotion(),
     "localize": Relocalization(),
+    "two-view": TwoView(),
     "retrieval": Retrieval(),
 }
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mbasfm.bench.jobs import WHOLE
+from mbasfm.bench.paired import paired_table
 from mbasfm.bench.published import PublishedTable, Value
 from mbasfm.bench.recipe import Recipe
 from mbasfm.bench.runner import Record
@@ -101,12 +102,20 @@ def markdown(recipe: Recipe, records: Sequence[Record], published: Sequence[Publ
     against = ours_against_best(recipe, rows)
     if against[1]:
         parts += ["## Ours against the best of the others", "", *_markdown_table(*against), "", time_ratios(rows), ""]
+    intervals = paired_table(recipe, records)
+    if recipe.paired and intervals[1]:
+        parts += [f"## {paired_title(recipe)}", "", *_markdown_table(*intervals), ""]
     parts += ["## Runs", "", *_markdown_table(*run_table(rows, totals)), ""]
     if published:
         parts += ["## Sources of published figures", ""]
         parts += [f"- {table.title}: {table.source}." for table in published]
         parts += [f"- Note: {note}" for note in dict.fromkeys(note for table in published for note in table.notes)]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def paired_title(recipe: Recipe) -> str:
+    """Of the table of differences with intervals."""
+    return f"Minus {recipe.paired}, with paired-bootstrap 95 % intervals"
 
 
 def pivots(
@@ -182,7 +191,9 @@ def time_ratios(rows: Sequence[Row]) -> str:
 
 def is_error(measure: str) -> bool:
     """Whether less is better."""
-    return measure.startswith(("ATE", "median", "largest", "beyond")) or measure.endswith(("seconds", "ms per image"))
+    return measure.startswith(("ATE", "median", "largest", "beyond")) or measure.endswith(
+        ("seconds", "ms per image", "ms per pair")
+    )
 
 
 def is_ours(method: str) -> bool:

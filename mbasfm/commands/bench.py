@@ -13,8 +13,8 @@ from mbasfm.bench.compare import compare, only_in_one
 from mbasfm.bench.jobs import choose_scenes, make_jobs
 from mbasfm.bench.page import render_bench
 from mbasfm.bench.published import load_published
-from mbasfm.bench.recipe import Recipe, Variant, list_recipes, load_recipe
-from mbasfm.bench.registry import TASKS, find_task
+from mbasfm.bench.recipe import Recipe, Variant, check_settings, list_recipes, load_recipe
+from mbasfm.bench.registry import find_task
 from mbasfm.bench.runner import Record, Results, run_jobs
 from mbasfm.bench.tables import markdown, means, summarise, value_text
 from mbasfm.datasets.registry import open_dataset
@@ -76,6 +76,7 @@ class Bench:
             subsets=recipe.subsets if self.draws is None else replace(recipe.subsets, draws=self.draws),
             variants=_chosen(recipe.variants, _words(self.variants)),
         )
+        check_settings(recipe, self.task)
         known = find_task(recipe.task).methods
         methods = _words(self.methods) or recipe.methods
         unknown = next((name for name in methods if name not in known), None)
@@ -148,11 +149,9 @@ def _show(recipe: Recipe, records: list[Record], console: Console) -> None:
 
 
 def _list() -> int:
-    table = Table("recipe", "title", "dataset", "can run now", box=box.SIMPLE_HEAD)
+    table = Table("recipe", "title", "dataset", "methods", box=box.SIMPLE_HEAD)
     for recipe in list_recipes():
-        table.add_row(
-            recipe.name, recipe.title, recipe.dataset, "yes" if recipe.task in TASKS else f"no {recipe.task} yet"
-        )
+        table.add_row(recipe.name, recipe.title, recipe.dataset, ", ".join(recipe.methods))
     Console().print(table)
     return 0
 

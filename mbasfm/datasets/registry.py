@@ -7,6 +7,7 @@ from mbasfm.datasets.base import Dataset
 from mbasfm.datasets.eth3d import ETH3D
 from mbasfm.datasets.fastmap import FastMap
 from mbasfm.datasets.imc2021 import IMC2021
+from mbasfm.datasets.pair_lists import PairSets
 from mbasfm.datasets.plain import Plain
 from mbasfm.datasets.scannet import ScanNet
 from mbasfm.datasets.seven_scenes import SevenScenes
@@ -23,6 +24,7 @@ DATASETS: Mapping[str, Callable[[Path], Dataset]] = {
     "7scenes": SevenScenes,
     "wayspots": Wayspots,
     "fastmap": FastMap,
+    "pairs": PairSets,
 }
 
 

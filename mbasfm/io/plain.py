@@ -21,6 +21,15 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from error
 
 
+def line_of(path: Path, words: str, occurrence: int = 1) -> int:
+    """Line of a text file in which words stand for the n-th time, or for the last time if that is earlier."""
+    found, text = -1, path.read_text(encoding="utf-8-sig")
+    for _ in range(occurrence):
+        following = text.find(words, found + 1)
+        found = following if following >= 0 else found
+    return text.count("\n", 0, max(found, 0)) + 1
+
+
 class _NotFiniteError(ValueError):
     """Says what stands in place of a number."""
 
