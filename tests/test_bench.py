@@ -104,6 +104,7 @@ def test_every_recipe_of_the_package_is_complete():
         ({"title": "x"}, "needs a title and a dataset"),
         ({"title": "x", "dataset": "plain", "settings": {"polsh": True}}, "did you mean 'polish'"),
         ({"title": "x", "dataset": "plain", "variants": [{"name": "a", "intrinsic": 1}]}, "variant 1.*'intrinsics'"),
+        ({"title": "x", "dataset": "plain", "variants": [{"name": "a, b"}]}, "'a, b' has a comma"),
         ({"title": "x", "dataset": "plain", "subsets": {"size": [3]}}, "did you mean 'sizes'"),
     ],
 )

@@ -146,6 +146,8 @@ def parse_recipe(content: Mapping[str, Any], name: str, place: str) -> Recipe:
 def check_settings(recipe: Recipe, place: str) -> None:
     """Whether the task knows the settings of all variants."""
     for variant in recipe.variants:
+        if "," in variant.name:
+            raise ConfigError(f"{place}: the name {variant.name!r} has a comma, which --variants takes for its end")
         _check_settings({**recipe.settings, **variant.settings}, recipe.task, f"{place}, variant {variant.name}")
 
 
