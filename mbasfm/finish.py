@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Int64
 
 from mbasfm.adjust import Adjustment
+from mbasfm.bundle import Freedom
 from mbasfm.calibrate import Start, lenses_of
 from mbasfm.config import BENT, Config
 from mbasfm.content import Content
 from mbasfm.graph import find_components, pose_graph
 from mbasfm.guided import match_along_lines
-from mbasfm.polish import Freedom, Polished, PolishSettings, polish, triangulate
+from mbasfm.polish import Polished, PolishSettings, polish, triangulate
 from mbasfm.pose_priors import PosePriors, anchor
 from mbasfm.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.retry import Second, place_by_points

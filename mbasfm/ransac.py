@@ -133,7 +133,7 @@ def score_matrices(
     forms: Forms,
     is_match: Bool[Tensor, "P M"],
     score: ScoreName,
-    tau_px: float | Float[Tensor, "P"],
+    tau_px: float | Float[Tensor, " P"],
 ) -> Float[Tensor, "P H"]:
     """Score of every hypothesis of every pair."""
     squared = sampson_squared(essential, forms)

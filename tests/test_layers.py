@@ -46,6 +46,7 @@ MATHEMATICS = (
     "initialize",
     "tracks",
     "depth_terms",
+    "bundle",
     "polish",
     "retry",
     "depth_check",

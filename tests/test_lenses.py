@@ -14,6 +14,7 @@ from test_pipeline import auc_of, settings, write_scene
 from torch.autograd.functional import jacobian
 
 from mbasfm import reconstruct
+from mbasfm.bundle import Freedom, camera_of
 from mbasfm.config import SPLIT
 from mbasfm.fisheye import (
     MAX_ANGLE,
@@ -24,7 +25,6 @@ from mbasfm.fisheye import (
     undistort_fisheye,
 )
 from mbasfm.geometry import pixel_rays, project
-from mbasfm.polish import Freedom, camera_of
 from mbasfm.types import Intrinsics
 from mbasfm.undistort import undistort_image, undistort_map
 

@@ -12,6 +12,7 @@ import torch
 from made_up import all_views, keypoints_with, make_lens, orbit, photograph, true_cameras
 from PIL import ExifTags, Image
 
+from mbasfm.bundle import HELD, camera_of
 from mbasfm.cli import main
 from mbasfm.config import Config
 from mbasfm.content import Content
@@ -25,7 +26,7 @@ from mbasfm.io.nerfstudio import Companions, transforms
 from mbasfm.io.ply import read_ply
 from mbasfm.models.base import DepthEstimate
 from mbasfm.outputs import refuse_overwriting, write_scene
-from mbasfm.polish import HELD, camera_of, triangulate
+from mbasfm.polish import triangulate
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.types import Frames
 from mbasfm.undistort import undistort_model

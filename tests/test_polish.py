@@ -23,19 +23,8 @@ from made_up import (
 )
 from scipy.spatial.transform import Rotation
 
-from mbasfm.polish import (
-    HELD,
-    MIN_POINTS,
-    Freedom,
-    Mapper,
-    PolishSettings,
-    build_model,
-    camera_of,
-    polish,
-    read_back,
-    shrink_camera,
-    triangulate,
-)
+from mbasfm.bundle import HELD, Freedom, Mapper, build_model, camera_of, read_back, shrink_camera
+from mbasfm.polish import MIN_POINTS, PolishSettings, polish, triangulate
 from mbasfm.staging import perturb
 from mbasfm.tracks import HELD_OUT_SHARE, held_out_error_px, longest_tracks, split_matches
 from mbasfm.types import Intrinsics

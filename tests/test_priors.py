@@ -15,12 +15,12 @@ from test_pipeline import FOCAL, settings, write_scene
 from mbasfm import Config, reconstruct
 from mbasfm.adjust import adjust
 from mbasfm.alignment import Similarity
+from mbasfm.bundle import HELD, Mapper, build_model, read_back
 from mbasfm.config import SPLIT_STAGES
 from mbasfm.errors import ConfigError, InputError
 from mbasfm.geometry import camera_centers, compose, exp_se3, exp_so3
 from mbasfm.given import read_given
 from mbasfm.io.images import find_photos
-from mbasfm.polish import HELD, Mapper, build_model, read_back
 from mbasfm.pose_priors import PosePriors, anchor
 from mbasfm.sampling import draw_samples
 
