@@ -101,6 +101,10 @@ class Config:
     """Depth model: auto, NAME or NAME:ARGUMENT; `mba models` lists them."""
     matcher: str = "auto"
     """Matcher: auto, NAME or NAME:ARGUMENT."""
+    weights: str | None = None
+    """Folder with weights of networks, before the one that the variable MBA_WEIGHTS names."""
+    models_path: str | None = None
+    """Folder with clones of networks' code, before the one that the variable MBA_MODELS names."""
     intrinsics: Grouping = "shared"
     """Which photographs share a camera. Photographs of different size or device never do."""
     cameras: str | None = None
@@ -139,6 +143,8 @@ class Config:
     """nu: pairs that share less of what they see become edges only where a frame would be cut off otherwise."""
     min_confidence: float = 0.0
     """chi: matches at or below it are not used."""
+    min_depth_confidence: float = 0.0
+    """Depth at or below it is not used, where the depth model says how sure it is."""
     samples_per_edge: int = 200
     """kappa."""
     max_error_px: float = 3.0
@@ -166,8 +172,9 @@ class Config:
             raise ConfigError(f"focal must be positive, not {self.focal}")
         if not min(self.prior_sigma_m or 1.0, self.prior_sigma_deg) > 0:
             raise ConfigError("prior_sigma_m and prior_sigma_deg must be positive")
-        if not 0 <= self.min_covisibility <= 1 or not 0 <= self.min_confidence < 1:
-            raise ConfigError("min_covisibility and min_confidence must be shares between 0 and 1")
+        confidences = self.min_confidence, self.min_depth_confidence
+        if not 0 <= self.min_covisibility <= 1 or not 0 <= min(confidences) <= max(confidences) < 1:
+            raise ConfigError("min_covisibility and both confidences must be shares between 0 and 1")
         counts = self.samples_per_edge, self.adam_steps, self.tracks_per_frame
         if not (1 <= min(counts) and max(counts) <= MOST and 0 < self.max_error_px < math.inf):
             names = "samples_per_edge, tracks_per_frame, adam_steps and max_error_px"
@@ -184,6 +191,10 @@ class LocalizeConfig:
     """Depth of the map: auto is what the map brings, else a model, NAME or NAME:ARGUMENT."""
     matcher: str = "auto"
     """Matcher: auto, NAME or NAME:ARGUMENT."""
+    weights: str | None = None
+    """Folder with weights of networks, before the one that the variable MBA_WEIGHTS names."""
+    models_path: str | None = None
+    """Folder with clones of networks' code, before the one that the variable MBA_MODELS names."""
     intrinsics: Grouping = "shared"
     """Which queries share a camera. Photographs of different size or device never do."""
     cameras: str | None = None
@@ -215,6 +226,8 @@ class LocalizeConfig:
         return Config(
             depth=self.depth,
             matcher=self.matcher,
+            weights=self.weights,
+            models_path=self.models_path,
             intrinsics=self.intrinsics,
             cameras=self.cameras,
             focal=self.focal,

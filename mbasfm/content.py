@@ -11,13 +11,14 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.config import Config
 from mbasfm.errors import InputError
-from mbasfm.infer import counts, describe_photos, estimate_depths, keypoints_of, match_pairs
+from mbasfm.infer import counts, depth_key, describe_photos, estimate_depths, keypoints_of, match_pairs
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.io.lists import read_pairs
 from mbasfm.models.base import DepthEstimate, Features
 from mbasfm.models.flat import flat_depth
 from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
+from mbasfm.models.weights import looking_in
 from mbasfm.pairs import choose_pairs, looks_ordered
 from mbasfm.sampling import Keypoints
 from mbasfm.watch import Watch
@@ -26,6 +27,8 @@ MANY_MATCHES = 100
 """A frame with two such pairs needs no second matcher."""
 MANY_FEATURES = 2000
 """A frame with so many has matches enough."""
+LONG_S = 120.0
+"""Of depth on the CPU: worth a warning."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
@@ -53,10 +56,12 @@ def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch)
 
     ``first+second`` matches with the first; photographs that found few matches get those of the second as well.
     """
-    matchers = load_models("matcher", config.matcher, watch)
-    (depth_model,) = load_models("depth", config.depth, watch)
+    matchers = load_models("matcher", config, watch)
+    (depth_model,) = load_models("depth", config, watch)
+    warn_if_slow(photos, depth_model, cache, watch)
     with watch.stage("depth"):
-        found = list(watch.each(estimate_depths(photos, depth_model, cache), len(photos), "depth"))
+        estimates = estimate_depths(photos, depth_model, cache, config.min_depth_confidence)
+        found = list(watch.each(estimates, len(photos), "depth"))
     depths = _with_flat(photos, found, watch)
     content = _match(photos, depths, matchers[0], None, config, cache, watch)
     for matcher in matchers[1:]:
@@ -141,12 +146,25 @@ def merge(first: Content, second: Content) -> Content:
     )
 
 
-def load_models(kind: Kind, spec: str, watch: Watch) -> list[Any]:
+def load_models(kind: Kind, config: Config, watch: Watch) -> list[Any]:
     """The models that a setting stands for, joined by + if there are several."""
-    if spec == "auto":
-        spec, why = choose_auto(kind)
-        watch.say(why)
-    return [load_model(kind, part) for part in JOINT.split(spec)]
+    spec: str = getattr(config, kind)
+    with looking_in(config.weights, config.models_path):
+        if spec == "auto":
+            spec, why = choose_auto(kind, watch.say)
+            watch.say(why)
+        return [load_model(kind, part) for part in JOINT.split(spec)]
+
+
+def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch) -> None:
+    """Say how long a large network will take on the CPU, before it begins."""
+    each_s = getattr(model, "cpu_seconds", 0.0)
+    left = sum(not cache.has(depth_key(photo, model)) for photo in photos) if each_s else 0
+    if each_s * left > LONG_S:
+        watch.say(
+            f"Depth from {model.name} takes about {each_s * left / 60:.0f} min for {left} photographs on the CPU"
+            f" ({each_s:.0f} s each on two cores); a GPU takes a small part of that. What is done is kept."
+        )
 
 
 def _choose_pairs(

@@ -42,7 +42,8 @@ def extend(
     watch, folder = watch or Watch(), output / "cache" if cache is None else cache
     found, skipped = find_photos(photos)
     found = with_masks(found, None if config.masks is None else Path(config.masks))
-    settings = LocalizeConfig("auto", config.matcher, config.intrinsics, config.cameras, config.focal, config.masks)
+    same = ("matcher", "weights", "models_path", "intrinsics", "cameras", "focal", "masks")
+    settings = LocalizeConfig(**{name: getattr(config, name) for name in same})
     settings = replace(settings, max_error_px=config.max_error_px, seed=config.seed)
     source = read_map(scene)
     everything = (*source.photos, *found)
@@ -138,7 +139,7 @@ def _depths(
     """The older scene's maps, as far as it has them, and the depth model's for new photographs."""
     nothing = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=False)
     old = given_depths(source, cache) if source.depth is not None else [nothing] * len(source.photos)
-    (model,) = load_models("depth", config.depth, watch)
+    (model,) = load_models("depth", config, watch)
     return [*old, *depths_of(photos, model, cache)]
 
 

@@ -68,11 +68,16 @@ def turned_back(
     return pixels
 
 
-def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate | InputError]:
-    """Depth of every photograph, or what is wrong with it; networks use all cores by themselves."""
+def estimate_depths(
+    photos: Sequence[Photo], model: DepthModel, cache: Cache, min_confidence: float = 0.0
+) -> Iterator[DepthEstimate | InputError]:
+    """Depth of every photograph, or what is wrong with it; networks use all cores by themselves.
+
+    Where a model is no surer than ``min_confidence``, depth is unknown.
+    """
     step = getattr(model, "batch_size", 1)
     for start in range(0, len(photos), step):
-        keys = {photo: _depth_key(photo, model) for photo in photos[start : start + step]}
+        keys = {photo: depth_key(photo, model) for photo in photos[start : start + step]}
         ready = _estimate_together([photo for photo in keys if not cache.has(keys[photo])], model) if step > 1 else {}
         for photo, key in keys.items():
             try:
@@ -81,11 +86,14 @@ def estimate_depths(photos: Sequence[Photo], model: DepthModel, cache: Cache) ->
                 yield error
                 continue
             focal_px = None if np.isnan(arrays["focal_px"]) else float(arrays["focal_px"])
-            values = _masked(photo, arrays["values"])
-            yield DepthEstimate(values, bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px)
+            values, confidence = _masked(photo, arrays["values"]), arrays.get("confidence")
+            if confidence is not None:
+                values = np.where(confidence > min_confidence, values, np.float32(np.nan))
+            yield DepthEstimate(values, bool(arrays["is_disparity"]), bool(arrays["is_metric"]), focal_px, confidence)
 
 
-def _depth_key(photo: Photo, model: DepthModel) -> str:
+def depth_key(photo: Photo, model: DepthModel) -> str:
+    """What the depth of a photograph is kept by."""
     content = getattr(model, "content_of", lambda photo: "")(photo)
     return f"depth-2|{model.key}|{photo.digest}|{content}"
 
@@ -118,12 +126,13 @@ def _masked(photo: Photo, values: Float32[np.ndarray, "h w"]) -> Float32[np.ndar
 
 def _estimate(photo: Photo, model: DepthModel, ready: Mapping[Photo, DepthEstimate]) -> dict[str, np.ndarray]:
     estimate = ready[photo] if photo in ready else model.estimate(photo, read_upright(photo.path))
-    return {
+    arrays = {
         "values": estimate.values,
         "is_disparity": np.array(estimate.is_disparity),
         "is_metric": np.array(estimate.is_metric),
         "focal_px": np.array(np.nan if estimate.focal_px is None else estimate.focal_px),
     }
+    return arrays if estimate.confidence is None else arrays | {"confidence": estimate.confidence}
 
 
 def match_pairs(

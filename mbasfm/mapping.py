@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from mbasfm.config import Config
-from mbasfm.content import load_models
+from mbasfm.content import load_models, warn_if_slow
 from mbasfm.depth_fit import DepthFit, fit_depth
 from mbasfm.errors import InputError
 from mbasfm.geometry import invert, transform, unproject
@@ -78,7 +78,7 @@ class PreparedMap:
 def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> PreparedMap:
     """Features of all matchers, retrieval vectors, depth; what is in the cache is not computed again."""
     with watch.stage("map features") as facts:
-        indexes = _indexes(source.photos, load_models("matcher", config.matcher, watch), config, cache, watch)
+        indexes = _indexes(source.photos, load_models("matcher", config, watch), config, cache, watch)
         pixels = [np.concatenate([index.features[n].pixels for index in indexes]) for n in range(len(source.photos))]
         facts.update(photographs=len(source.photos), keypoints=sum(map(len, pixels)))
     one = torch.ones(len(source.photos), dtype=torch.float64)
@@ -145,7 +145,8 @@ def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
 
 
 def _model_depths(source: MapSource, config: Config, cache: Cache, watch: Watch) -> list[DepthEstimate]:
-    (model,) = load_models("depth", config.depth, watch)
+    (model,) = load_models("depth", config, watch)
+    warn_if_slow(source.photos, model, cache, watch)
     return list(watch.each(depths_of(source.photos, model, cache), len(source.photos), "map depth"))
 
 

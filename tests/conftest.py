@@ -8,6 +8,7 @@ from hypothesis import settings
 
 from mbasfm.synthetic import Problem, Settings, make_problem
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test fetches weights, wherever it runs
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("repeatable")
 if "PYTEST_XDIST_WORKER" in os.environ:

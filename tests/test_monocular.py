@@ -292,8 +292,14 @@ def test_photographs_go_through_in_batches_and_once(monkeypatch, saved, folder, 
     assert calls == [2, 1]
 
 
-def test_the_command_runs_with_such_a_network(saved, folder, tmp_path, capsys):
-    command = ["sfm", str(folder), "--output", str(tmp_path / "scene"), "--matcher", "sift"]
-    assert main([*command, "--depth", f"depth-pro:{saved['depth-pro']}"]) in (0, 3)  # untrained: it may place nothing
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_command_runs_with_such_a_network(saved, folder, tmp_path, capsys, name):
+    """Untrained, it may place nothing; its depth is used all the same."""
+    spec = f"{'depth-anything-v2' if name == 'metric' else name}:{saved[name]}"
+    command = ["sfm", str(folder), "--output", str(tmp_path / "scene"), "--matcher", "sift", "--depth", spec]
+    assert main([*command, "--no-polish"]) in (0, 3)
     said = capsys.readouterr()
     assert "without depth" not in said.out + said.err and "depth " in said.err
+    report = json.loads((tmp_path / "scene" / "report.json").read_text())
+    assert all(report["depth_pictures"])  # more than one number everywhere
+    assert report["cameras"][0]["focal_from"] == ("depth model" if name == "depth-pro" else "search")

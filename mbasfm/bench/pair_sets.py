@@ -9,6 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from mbasfm.bench.recipe import PairSettings
+from mbasfm.config import Config
 from mbasfm.content import MANY_MATCHES, load_models
 from mbasfm.datasets.pair_lists import ImagePair, PairSets
 from mbasfm.epipolar import MatchBatch, essential_from_pose, sampson_forms, sampson_squared
@@ -103,7 +104,7 @@ def _matches(photos: Sequence[Photo], ends: np.ndarray, matcher: str, cache: Cac
     """Matched pixels of every pair; pairs with few get a second matcher's too, as in a run with two photographs."""
     found: list[list[np.ndarray]] = [[] for _ in ends]
     wanted = np.arange(len(ends))
-    for model in load_models("matcher", matcher, Watch()):
+    for model in load_models("matcher", Config(matcher=matcher), Watch()):
         features = [item.features for item in describe_photos(photos, model, cache)]
         for row, (matches, _) in zip(wanted, match_pairs(ends[wanted], features, photos, model, cache), strict=True):
             both = [features[end].pixels[matches[:, side]] for side, end in enumerate(ends[row])]

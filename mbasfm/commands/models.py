@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mbasfm.models.registry import list_models
+from mbasfm.models.weights import looking_in
 
 
 @dataclass(frozen=True)
@@ -16,10 +18,15 @@ class Models:
 
     json: bool = False
     """Print JSON instead of a table."""
+    weights: Path | None = None
+    """Folder with weights of networks, before the one that the variable MBA_WEIGHTS names."""
+    models_path: Path | None = None
+    """Folder with clones of networks' code, before the one that the variable MBA_MODELS names."""
 
     def run(self) -> int:
         """Print one line per installed model."""
-        rows = list_models()
+        with looking_in(*(None if path is None else str(path) for path in (self.weights, self.models_path))):
+            rows = list_models()
         if self.json:
             print(json.dumps([asdict(row) for row in rows], indent=1))
             return 0

@@ -31,6 +31,10 @@ class Pair:
     """Matcher: auto, NAME or NAME:ARGUMENT; `mba models` lists them."""
     depth: str = "auto"
     """Depth model, for the scale of the translation: NAME or NAME:ARGUMENT."""
+    weights: Path | None = None
+    """Folder with weights of networks, before the one that the variable MBA_WEIGHTS names."""
+    models_path: Path | None = None
+    """Folder with clones of networks' code, before the one that the variable MBA_MODELS names."""
     focal: float | None = None
     """Known focal length of both photographs [px]; else the metadata's, else it is searched."""
     cameras: Path | None = None
@@ -52,9 +56,11 @@ class Pair:
         config = Config(
             matcher=self.matcher,
             depth=self.depth,
+            weights=_text(self.weights),
+            models_path=_text(self.models_path),
             focal=self.focal,
-            cameras=None if self.cameras is None else str(self.cameras),
-            masks=None if self.masks is None else str(self.masks),
+            cameras=_text(self.cameras),
+            masks=_text(self.masks),
             seed=self.seed,
         )
         console = Console(stderr=True, quiet=self.quiet)
@@ -76,6 +82,10 @@ class Pair:
             write_image(output / PICTURE_NAME, picture)
         except OSError as error:
             raise ConfigError(f"{output}: cannot be written ({error}); choose another --output") from error
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
 
 
 def lines_of(result: PairPose) -> list[str]:

@@ -21,6 +21,8 @@ class DepthEstimate:
     is_metric: bool
     focal_px: float | None = None
     """Of the upright original, where the model knows it (from a point map: `mbasfm.intrinsics.focal_from_points`)."""
+    confidence: Float32[np.ndarray, "h w"] | None = None
+    """How sure the model is, in [0, 1], where it says so; comparable within one map only."""
 
 
 @dataclass(frozen=True)

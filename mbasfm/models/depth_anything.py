@@ -1,9 +1,12 @@
 """Depth Anything V2 through transformers."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from mbasfm.io.images import Photo
 from mbasfm.models.base import DepthEstimate
-from mbasfm.models.monocular import MonocularDepth, to_arrays
+from mbasfm.models.monocular import MonocularDepth
+from mbasfm.models.network import to_arrays
 
 
 class DepthAnythingV2(MonocularDepth):
@@ -18,13 +21,13 @@ class DepthAnythingV2(MonocularDepth):
     }
     licence = "Apache-2.0 (small); base and large: CC-BY-NC-4.0, non-commercial"
     download, memory = "100 MB (small)", "0.8 GB (small)"
+    cpu_seconds = 7.0
 
-    def licence_of(self, argument: str) -> str:
+    def licence_of(self, variant: str) -> str:
         """Only the small ones are free for all uses."""
-        if argument.endswith("small") or not argument:
-            return "Apache-2.0"
-        return "CC-BY-NC-4.0, non-commercial" if self._is_variant(argument) else "that of the weights"
+        return "Apache-2.0" if variant.endswith("small") else "CC-BY-NC-4.0, non-commercial"
 
-    def _interpret(self, output: Any, width: int, height: int) -> list[DepthEstimate]:
+    def _interpret(self, output: Any, photos: Sequence[Photo]) -> list[DepthEstimate]:
+        del photos
         is_metric = self._network.config.depth_estimation_type == "metric"
         return [DepthEstimate(values, not is_metric, is_metric) for values in to_arrays(output.predicted_depth)]

@@ -1,9 +1,11 @@
 """Depth Pro through transformers."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mbasfm.errors import InputError
+from mbasfm.io.images import Photo
 from mbasfm.models.base import DepthEstimate
 from mbasfm.models.monocular import MonocularDepth
 
@@ -21,10 +23,11 @@ class DepthPro(MonocularDepth):
     repositories = {"hf": "apple/DepthPro-hf"}
     download, memory = "1.9 GB", "8.2 GB"
     licence = "Apple's own (apple-amlr): research only"
+    cpu_seconds = 440.0
 
-    def _interpret(self, output: Any, width: int, height: int) -> list[DepthEstimate]:
+    def _interpret(self, output: Any, photos: Sequence[Photo]) -> list[DepthEstimate]:
         """The network gives inverse depth for a focal length of one image width, and the angle of view across."""
-        del height
+        width = photos[0].width
         if output.field_of_view is None:
             raise InputError(f"{self.name}: the weights have no head for the field of view, so depth has no unit")
         estimates = []

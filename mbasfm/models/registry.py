@@ -2,11 +2,13 @@
 
 import difflib
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from mbasfm.errors import MBAError, ModelNotFoundError
+from mbasfm.models.weights import is_online
 
 Kind = Literal["depth", "matcher"]
 JOINT = re.compile(r"\+(?=\w+(?::|\+|$))")
@@ -23,15 +25,21 @@ class AutoChoice:
     """Ends with the option that would be better, without its value."""
     better: str
     """That value: NAME or NAME:ARGUMENT."""
+    fetched: str = ""
+    """How much is fetched if nothing is on this machine, but the hub can be reached; empty: it is not fetched."""
 
 
 AUTO: dict[Kind, tuple[AutoChoice, ...]] = {
     "depth": (
+        AutoChoice("moge", "metric depth and the focal length", "sharper, but slower, is --depth", "moge:large"),
+        AutoChoice("depth-anything-3", "depth and the focal length", "metric is --depth", "moge"),
+        AutoChoice("metric3d", "depth that needs the focal length to be metric", "with both is --depth", "moge"),
         AutoChoice(
             "depth-anything-v2",
             "disparity from a small network",
-            "in metres and with the focal length, but under Apple's own licence, is --depth",
-            "depth-pro",
+            "in metres and with the focal length is --depth",
+            "moge",
+            fetched="100 MB",
         ),
         AutoChoice("zoedepth", "metric depth", "sharper at edges is --depth", "depth-anything-v2"),
         AutoChoice(
@@ -59,13 +67,32 @@ def installed(kind: Kind) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=f"mbasfm.{kind}")}
 
 
-def choose_auto(kind: Kind) -> tuple[str, str]:
-    """What ``auto`` stands for here, and a sentence that says what was taken and what would be better."""
+def choose_auto(kind: Kind, say: Callable[[str], None] = lambda sentence: None) -> tuple[str, str]:
+    """What ``auto`` stands for here, and a sentence that says what was taken and what would be better.
+
+    The first whose weights are on this machine, else the one to fetch, else the last, which needs none. ``say`` hears
+    of a download before it begins.
+    """
     *others, last = AUTO[kind]
-    choice = next((choice for choice in others if not _missing(kind, choice.spec)), last)
+    choice = next((choice for choice in others if not _missing(kind, choice.spec)), None)
+    if choice is None:
+        choice = next((choice for choice in others if choice.fetched and _fetch(kind, choice, say)), last)
     first = _missing(kind, choice.better)
     hint = f" (first: {first})" if first else ""
     return choice.spec, f"Took {kind} model {choice.spec}, {choice.what}; {choice.advice} {choice.better}{hint}."
+
+
+def _fetch(kind: Kind, choice: AutoChoice, say: Callable[[str], None]) -> bool:
+    """Get the weights of a model whose code is there, if the hub can be reached; whether they are there now."""
+    point = installed(kind).get(choice.spec)
+    model = point.load() if point else None
+    if model is None or model.missing_code() or not is_online():
+        return False
+    say(f"Fetching the weights of {choice.spec} ({choice.fetched}) from the Hugging Face hub, once.")
+    problem = model.fetch()
+    if problem:
+        say(f"That did not work ({problem}); to get them later: {model.missing()}")
+    return not problem
 
 
 def _missing(kind: Kind, spec: str) -> str:

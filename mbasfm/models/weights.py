@@ -1,63 +1,124 @@
-"""Where the weights of a network lie: a path, the folder MBA_WEIGHTS, or the cache of the Hugging Face hub.
+"""Where networks lie on this machine: their weights, and clones of the code of those that no package brings.
 
-Nothing is fetched while running: what is missing is named together with the command that gets it.
+Weights are looked for at the path in NAME:PATH, below --weights or the folder MBA_WEIGHTS names, and in the cache of
+the Hugging Face hub; clones below --models-path or the folder MBA_MODELS names, and in the cache of torch.hub. Nothing
+is fetched unasked, but for the small network that ``auto`` may stand for: what is missing is named together with the
+command that gets it.
 """
 
 import hashlib
 import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mbasfm.errors import InputError
 
-VARIABLE = "MBA_WEIGHTS"
+VARIABLE, CLONES_VARIABLE = "MBA_WEIGHTS", "MBA_MODELS"
 NETWORK = "model.safetensors"
 NEEDED = ("config.json", "preprocessor_config.json", NETWORK)
 CHUNK = 1 << 20
+HUB = "https://huggingface.co"
+CONNECT_S = 2.0
+GIVEN: ContextVar[dict[str, str]] = ContextVar("folders that options name, by variable")
+"""They go before the environment's."""
+
+
+@contextmanager
+def looking_in(weights: str | None = None, models_path: str | None = None) -> Iterator[None]:
+    """Look for weights and clones in these folders, where they are given, instead of the environment's."""
+    for option, folder in (("--weights", weights), ("--models-path", models_path)):
+        if folder is not None and not Path(folder).is_dir():
+            raise InputError(f"{option} {folder}: there is no such folder")
+    token = GIVEN.set({VARIABLE: weights or "", CLONES_VARIABLE: models_path or ""})
+    try:
+        yield
+    finally:
+        GIVEN.reset(token)
 
 
 def weights_folder() -> Path | None:
-    """What MBA_WEIGHTS says."""
-    return Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+    """What --weights says, else MBA_WEIGHTS."""
+    return _folder(VARIABLE)
 
 
-def find_snapshot(repository: str) -> Path | None:
-    """The complete folder of a hub repository on this machine: below MBA_WEIGHTS or in the hub's cache."""
+def _folder(variable: str) -> Path | None:
+    text = GIVEN.get({}).get(variable) or os.environ.get(variable)
+    return Path(text) if text else None
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Weights
+
+
+def find_snapshot(repository: str, needed: Sequence[str] = NEEDED) -> Path | None:
+    """The complete folder of a hub repository on this machine: below the folder for weights or in the hub's cache."""
     folder = weights_folder()
     if folder is not None:
         for place in (folder / repository, folder / repository.partition("/")[2]):
-            if is_complete(place):
+            if is_complete(place, needed):
                 return place
     if find_spec("huggingface_hub") is None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(repository, NETWORK)
-    return Path(found).parent if isinstance(found, str) and is_complete(Path(found).parent) else None
+    found = try_to_load_from_cache(repository, needed[-1])
+    return Path(found).parent if isinstance(found, str) and is_complete(Path(found).parent, needed) else None
 
 
-def is_complete(folder: Path) -> bool:
+def is_complete(folder: Path, needed: Sequence[str] = NEEDED) -> bool:
     """Whether a folder has all files of a network."""
-    return all((folder / name).is_file() for name in NEEDED)
+    return all((folder / name).is_file() for name in needed)
 
 
-def fetch_command(repository: str) -> str:
+def fetch_command(repository: str, needed: Sequence[str] = NEEDED) -> str:
     """What to type to get a repository to where `find_snapshot` looks."""
     folder = weights_folder()
     target = f" --local-dir {folder / repository}" if folder else ""
-    return f"hf download {repository} {' '.join(NEEDED)}{target}"
+    return f"hf download {repository} {' '.join(needed)}{target}"
 
 
-def require_snapshot(name: str, argument: str, repository: str) -> Path:
+def require_snapshot(name: str, argument: str, repository: str, needed: Sequence[str] = NEEDED) -> Path:
     """The folder a user gave, or that of the repository; raise InputError with the next step if it is not complete."""
     if argument:
-        if not is_complete(Path(argument)):
-            raise InputError(f"{name}:{argument}: must be a folder with {', '.join(NEEDED)}")
+        if not is_complete(Path(argument), needed):
+            raise InputError(f"{name}:{argument}: must be a folder with {', '.join(needed)}")
         return Path(argument)
-    found = find_snapshot(repository)
+    found = find_snapshot(repository, needed)
     if found is None:
-        raise InputError(f"{name}: its weights are not on this machine; get them: {fetch_command(repository)}")
+        raise InputError(f"{name}: its weights are not on this machine; get them: {fetch_command(repository, needed)}")
     return found
+
+
+def is_online() -> bool:
+    """Whether the hub answers within two seconds and nothing (HF_HUB_OFFLINE) forbids to ask it."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or HUB)
+    try:
+        port = address.port or {"http": 80}.get(address.scheme, 443)
+        with socket.create_connection((address.hostname or "", port), timeout=CONNECT_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def fetch_snapshot(repository: str, needed: Sequence[str] = NEEDED) -> str:
+    """Get a repository to where `find_snapshot` looks; returns what went wrong, empty if nothing did."""
+    from huggingface_hub import snapshot_download
+
+    folder = weights_folder()
+    try:
+        snapshot_download(
+            repository, allow_patterns=list(needed), local_dir=None if folder is None else folder / repository
+        )
+    except Exception as error:  # whatever the network, the hub or the disk has to say
+        return str(error).partition("\n")[0] or type(error).__name__
+    return "" if find_snapshot(repository, needed) else f"{repository} does not have {', '.join(needed)}"
 
 
 def content_digest(*paths: Path) -> str:
@@ -68,3 +129,35 @@ def content_digest(*paths: Path) -> str:
             while chunk := file.read(CHUNK):
                 digest.update(chunk)
     return digest.hexdigest()[:16]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Clones of code
+
+
+def find_clone(repository: str) -> Path | None:
+    """The clone of a GitHub repository: NAME, OWNER/NAME, or OWNER_NAME_BRANCH as torch.hub calls it."""
+    owner, _, name = repository.casefold().partition("/")
+    for folder in clone_folders():
+        inside = sorted(path for path in (*folder.glob("*"), *folder.glob("*/*")) if path.is_dir())
+        for path in inside:
+            place = path.relative_to(folder).as_posix().casefold()
+            if place in (name, f"{owner}/{name}") or place.startswith(f"{owner}_{name}_"):
+                return path
+    return None
+
+
+def clone_folders() -> list[Path]:
+    """Where clones are looked for, in this order."""
+    import torch
+
+    given = _folder(CLONES_VARIABLE)
+    return [folder for folder in (given, Path(torch.hub.get_dir())) if folder is not None and folder.is_dir()]
+
+
+def clone_command(repository: str, options: str = "") -> str:
+    """What to type to get a clone to where `find_clone` looks."""
+    name = repository.partition("/")[2]
+    folder = _folder(CLONES_VARIABLE)
+    target = str(folder / name) if folder else f"${CLONES_VARIABLE}/{name}"
+    return f"git clone {options}https://github.com/{repository} {target}"

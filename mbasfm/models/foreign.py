@@ -1,0 +1,62 @@
+"""Depth networks whose code is neither here nor in transformers: an installed package, or a clone of a repository."""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from mbasfm.errors import InputError
+from mbasfm.models.network import NetworkDepth
+from mbasfm.models.weights import clone_command, find_clone
+
+
+@dataclass(frozen=True)
+class Code:
+    """Where the code of a network comes from."""
+
+    repository: str
+    """On GitHub."""
+    package: str = ""
+    """On PyPI, if it is there."""
+    modules: tuple[str, ...] = ()
+    """Of the clone or of the package; the first that is there is taken."""
+    inside: str = ""
+    """Folder of the clone that holds the modules."""
+    clone_options: str = ""
+
+    def get_command(self) -> str:
+        """What to type to get it."""
+        return f"pip install {self.package}" if self.package else clone_command(self.repository, self.clone_options)
+
+    def enter_clone(self) -> None:
+        """Let the clone's modules be found, before installed ones."""
+        clone = find_clone(self.repository)
+        if clone is not None and (place := str(clone / self.inside)) not in sys.path:
+            sys.path.insert(0, place)
+
+    def find_module(self) -> str:
+        """The first module that is there, not imported yet; empty if none is."""
+        self.enter_clone()
+        return next((name for name in self.modules if find_spec(name.partition(".")[0])), "")
+
+
+class ForeignDepth(NetworkDepth):
+    """What such networks share."""
+
+    code: ClassVar[Code]
+
+    @classmethod
+    def missing_code(cls) -> str:
+        """The package to install or the repository to clone."""
+        return "" if cls.code.find_module() else cls.code.get_command()
+
+    def _import(self, module: str = "") -> Any:
+        name = module or self.code.find_module()
+        try:
+            return importlib.import_module(name)
+        except Exception as error:  # it is others' code: whatever it needs and does not find
+            where = find_clone(self.code.repository) or f"the module {name}"
+            raise InputError(
+                f"{self.name}: {where} cannot be imported ({type(error).__name__}: {error}); install what it asks for"
+            ) from error
