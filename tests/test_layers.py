@@ -158,6 +158,7 @@ LAYERS = (
     "bench.jobs",
     "bench.tasks",
     "bench.colmap",
+    "bench.covisible",
     "bench.sfm",
     "bench.localization",
     "bench.pair_sets",
