@@ -16,8 +16,10 @@ from mbasfm.bench.published import PublishedTable, load_published
 from mbasfm.bench.recipe import Recipe, Subsets, Variant, list_recipes, load_recipe, parse_recipe
 from mbasfm.bench.registry import TASKS
 from mbasfm.bench.runner import Results, run_job, run_jobs
-from mbasfm.bench.tables import markdown, means, ours_against_best, pivots, run_table, summarise, time_ratios
+from mbasfm.bench.summary import means, summarise
+from mbasfm.bench.tables import markdown, ours_against_best, pivots, run_table, stage_table, time_ratios
 from mbasfm.cli import main
+from mbasfm.commands.bench import _chosen
 from mbasfm.datasets.plain import Plain
 from mbasfm.datasets.registry import DATASETS
 from mbasfm.errors import ConfigError, InputError
@@ -258,6 +260,15 @@ def test_methods_side_by_side(photographed, tmp_path, capsys):
     assert "2 compared: 0 higher, 0 lower, 2 the same" in capsys.readouterr().out
 
 
+def test_variants_are_chosen_although_their_names_have_commas():
+    variants = tuple(Variant(name) for name in ("split", "split, polished", "paper", "a, b"))
+    assert [variant.name for variant in _chosen(variants, "split, polished,paper")] == ["split, polished", "paper"]
+    assert [variant.name for variant in _chosen(variants, "a, b, split")] == ["split", "a, b"]
+    assert _chosen(variants, "") == variants
+    with pytest.raises(ConfigError, match="no variant is named 'polished'; there are split; split, polished"):
+        _chosen(variants, "paper, polished")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -265,7 +276,7 @@ def test_methods_side_by_side(photographed, tmp_path, capsys):
         (["7scenes", "--data", "."], "no scene of 7-Scenes"),
         (["7scenes", "--data", ".", "--methods", "colmap"], "there are ours, ours-independent"),
         (["photos", "--data", ".", "--methods", "hloc"], "no method is named 'hloc'"),
-        (["photos", "--data", ".", "--variants", "x"], "there are calibrated, uncalibrated"),
+        (["photos", "--data", ".", "--variants", "x"], "there are calibrated; uncalibrated"),
         (["photos", "--data", "/nowhere"], "/nowhere is missing"),
         (["compare", "a"], "needs two results folders"),
         (["compare", "/nowhere/a", "/nowhere/b"], "no results in it"),
@@ -299,6 +310,17 @@ def test_rows_are_means_over_seeds():
     assert row.runs == 2 and row.failed == 0 and row.registered == "10/10"
 
 
+def test_seconds_are_told_stage_by_stage():
+    records = [
+        record(),
+        record(seed=1, stages={"features": 8.0, "retry": 4.0}),
+        record(method="glomap", stages={"map": 3.0}),
+    ]
+    header, body = stage_table(summarise(records))
+    assert header == ["scene", "variant", "method", "features", "map", "retry"]
+    assert body == [["a", "known", "ours", "8.0", "1.0", "2.0"], ["a", "known", "glomap", "", "3.0", ""]]
+
+
 def test_strangers_are_counted_where_there_are_any():
     mixed = record(num_strangers=0)
     mixed["job"]["strangers"] = ["/x.jpg"]
@@ -320,6 +342,13 @@ def test_means_over_scenes_and_over_pairs():
     assert means(RECIPE, records)[-1].measures["AUC@5"] == pytest.approx(0.5)
     pooled = replace(RECIPE, protocol="imc2021")
     assert means(pooled, records)[-1].measures["AUC@5"] == pytest.approx(0.25)
+
+
+def test_a_measure_that_a_failure_lacks_is_not_known_over_all_pairs():
+    failed = record("b", value=0.0, status="ended")
+    del failed["measures"]["registered"]
+    found = means(replace(RECIPE, protocol="imc2021"), [record("a", value=1.0), failed])[-1].measures
+    assert found["AUC@5"] == pytest.approx(0.5) and found["registered"] is None
 
 
 def test_bags_of_several_sizes_have_a_mean_over_all_bags():

@@ -168,6 +168,7 @@ LAYERS = (
     "bench.worker",
     "bench.runner",
     "bench.paired",
+    "bench.summary",
     "bench.tables",
     "bench.page",
     "bench.compare",

@@ -16,11 +16,14 @@ from mbasfm.bench.published import load_published
 from mbasfm.bench.recipe import Recipe, Variant, check_settings, list_recipes, load_recipe
 from mbasfm.bench.registry import find_task
 from mbasfm.bench.runner import Record, Results, run_jobs
-from mbasfm.bench.tables import markdown, means, summarise, value_text
+from mbasfm.bench.summary import means, summarise
+from mbasfm.bench.tables import markdown, value_text
 from mbasfm.datasets.registry import open_dataset
 from mbasfm.errors import ConfigError
 
 A_DAY = 86_400.0
+FILE_WIDTH = 200
+"""Columns of a table that does not go to a terminal."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Bench:
             settings={**given, **recipe.settings},
             seeds=recipe.seeds if self.seeds is None else self.seeds,
             subsets=recipe.subsets if self.draws is None else replace(recipe.subsets, draws=self.draws),
-            variants=_chosen(recipe.variants, _words(self.variants)),
+            variants=_chosen(recipe.variants, self.variants),
         )
         check_settings(recipe, self.task)
         known = find_task(recipe.task).methods
@@ -94,7 +97,7 @@ class Bench:
         except OSError as error:
             raise ConfigError(f"{results.folder}: cannot be written ({error}); choose another --output") from error
         (results.folder / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1), encoding="utf-8")
-        console, records = Console(), []
+        console, records = _console(), []
         for number, (_, record, is_new) in enumerate(run_jobs(jobs, results, self.timeout, self.retry), 1):
             records.append(record)
             console.print(
@@ -115,15 +118,26 @@ def write_tables(recipe: Recipe, records: list[Record], folder: Path) -> None:
     (folder / "index.html").write_text(render_bench(recipe, records, published), encoding="utf-8")
 
 
+def _console() -> Console:
+    """In a file or a pipe, names must not be cut to 80 columns."""
+    return Console() if Console().is_terminal else Console(width=FILE_WIDTH)
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _chosen(variants: tuple[Variant, ...], names: tuple[str, ...]) -> tuple[Variant, ...]:
-    unknown = next((name for name in names if name not in [variant.name for variant in variants]), None)
-    if unknown is not None:
-        there = ", ".join(variant.name for variant in variants)
-        raise ConfigError(f"no variant is named {unknown!r}; there are {there}")
+def _chosen(variants: tuple[Variant, ...], text: str) -> tuple[Variant, ...]:
+    """Those named, separated by commas; names may have commas themselves, the longest that fits is meant."""
+    by_name = {variant.name: variant for variant in variants}
+    names, rest = set(), text.strip()
+    while rest:
+        name = max((name for name in by_name if f"{rest},".startswith(f"{name},")), key=len, default="")
+        if not name:
+            unknown = rest.split(",")[0]
+            raise ConfigError(f"no variant is named {unknown!r}; there are {'; '.join(by_name)}")
+        names.add(name)
+        rest = rest[len(name) :].lstrip(" ,")
     return tuple(variant for variant in variants if not names or variant.name in names)
 
 
@@ -152,7 +166,7 @@ def _list() -> int:
     table = Table("recipe", "title", "dataset", "methods", box=box.SIMPLE_HEAD)
     for recipe in list_recipes():
         table.add_row(recipe.name, recipe.title, recipe.dataset, ", ".join(recipe.methods))
-    Console().print(table)
+    _console().print(table)
     return 0
 
 
@@ -163,7 +177,7 @@ def _compare(folders: tuple[Path, ...]) -> int:
     recipe = json.loads((folders[1] / "recipe.json").read_text(encoding="utf-8"))
     moves = compare(before, after, recipe["measures"])
     moved = [move for move in moves if move.is_beyond_noise]
-    console = Console()
+    console = _console()
     table = Table("scene", "variant", "method", "measure", "before", "after", "difference", "±", box=box.SIMPLE_HEAD)
     for move in moved:
         place = move.scene if move.group == "all" else f"{move.scene}, {move.group}"
