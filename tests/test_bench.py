@@ -19,7 +19,6 @@ from mbasfm.bench.runner import Results, run_job, run_jobs
 from mbasfm.bench.summary import means, summarise
 from mbasfm.bench.tables import markdown, ours_against_best, pivots, run_table, stage_table, time_ratios
 from mbasfm.cli import main
-from mbasfm.commands.bench import _chosen
 from mbasfm.datasets.plain import Plain
 from mbasfm.datasets.registry import DATASETS
 from mbasfm.errors import ConfigError, InputError
@@ -156,6 +155,12 @@ def test_contradictions_of_the_paper_are_told():
     assert "75.8" in notes["tanks_and_temples"]
 
 
+def test_published_figures_of_one_variant_stand_beside_all_others():
+    one, other = load_published("scannet")
+    (only,) = load_published("scannet:uncalibrated")
+    assert other.variant == "uncalibrated" and only == replace(other, variant="") and one.variant == "calibrated"
+
+
 def test_unknown_published_figures():
     with pytest.raises(ConfigError, match="no published figures"):
         load_published("eth")
@@ -260,15 +265,6 @@ def test_methods_side_by_side(photographed, tmp_path, capsys):
     assert "2 compared: 0 higher, 0 lower, 2 the same" in capsys.readouterr().out
 
 
-def test_variants_are_chosen_although_their_names_have_commas():
-    variants = tuple(Variant(name) for name in ("split", "split, polished", "paper", "a, b"))
-    assert [variant.name for variant in _chosen(variants, "split, polished,paper")] == ["split, polished", "paper"]
-    assert [variant.name for variant in _chosen(variants, "a, b, split")] == ["split", "a, b"]
-    assert _chosen(variants, "") == variants
-    with pytest.raises(ConfigError, match="no variant is named 'polished'; there are split; split, polished"):
-        _chosen(variants, "paper, polished")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -276,7 +272,7 @@ def test_variants_are_chosen_although_their_names_have_commas():
         (["7scenes", "--data", "."], "no scene of 7-Scenes"),
         (["7scenes", "--data", ".", "--methods", "colmap"], "there are ours, ours-independent"),
         (["photos", "--data", ".", "--methods", "hloc"], "no method is named 'hloc'"),
-        (["photos", "--data", ".", "--variants", "x"], "there are calibrated; uncalibrated"),
+        (["photos", "--data", ".", "--variants", "x"], "there are calibrated, uncalibrated"),
         (["photos", "--data", "/nowhere"], "/nowhere is missing"),
         (["compare", "a"], "needs two results folders"),
         (["compare", "/nowhere/a", "/nowhere/b"], "no results in it"),

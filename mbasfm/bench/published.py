@@ -47,7 +47,7 @@ class PublishedTable:
 
 
 def load_published(name: str) -> tuple[PublishedTable, ...]:
-    """All tables of one file of the package; of NAME:VARIANT those of one variant, which then stand beside all others."""
+    """All tables of one file of the package; of NAME:VARIANT those of one variant, to stand beside all variants."""
     name, _, only = name.partition(":")
     path = files("mbasfm").joinpath("published", f"{name}.toml")
     if not path.is_file():

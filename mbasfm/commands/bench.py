@@ -77,7 +77,7 @@ class Bench:
             settings={**given, **recipe.settings},
             seeds=recipe.seeds if self.seeds is None else self.seeds,
             subsets=recipe.subsets if self.draws is None else replace(recipe.subsets, draws=self.draws),
-            variants=_chosen(recipe.variants, self.variants),
+            variants=_chosen(recipe.variants, _words(self.variants)),
         )
         check_settings(recipe, self.task)
         known = find_task(recipe.task).methods
@@ -127,17 +127,11 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _chosen(variants: tuple[Variant, ...], text: str) -> tuple[Variant, ...]:
-    """Those named, separated by commas; names may have commas themselves, the longest that fits is meant."""
-    by_name = {variant.name: variant for variant in variants}
-    names, rest = set(), text.strip()
-    while rest:
-        name = max((name for name in by_name if f"{rest},".startswith(f"{name},")), key=len, default="")
-        if not name:
-            unknown = rest.split(",")[0]
-            raise ConfigError(f"no variant is named {unknown!r}; there are {'; '.join(by_name)}")
-        names.add(name)
-        rest = rest[len(name) :].lstrip(" ,")
+def _chosen(variants: tuple[Variant, ...], names: tuple[str, ...]) -> tuple[Variant, ...]:
+    unknown = next((name for name in names if name not in [variant.name for variant in variants]), None)
+    if unknown is not None:
+        there = ", ".join(variant.name for variant in variants)
+        raise ConfigError(f"no variant is named {unknown!r}; there are {there}")
     return tuple(variant for variant in variants if not names or variant.name in names)
 
 
