@@ -16,7 +16,8 @@ from mbasfm.bench.published import PublishedTable, load_published
 from mbasfm.bench.recipe import Recipe, Subsets, Variant, list_recipes, load_recipe, parse_recipe
 from mbasfm.bench.registry import TASKS
 from mbasfm.bench.runner import Results, run_job, run_jobs
-from mbasfm.bench.tables import markdown, means, ours_against_best, pivots, run_table, summarise, time_ratios
+from mbasfm.bench.summary import means, summarise
+from mbasfm.bench.tables import markdown, ours_against_best, pivots, run_table, stage_table, time_ratios
 from mbasfm.cli import main
 from mbasfm.datasets.plain import Plain
 from mbasfm.datasets.registry import DATASETS
@@ -152,6 +153,12 @@ def test_contradictions_of_the_paper_are_told():
     assert "cm/deg" in notes["7scenes"]
     assert "98.0 / 91.3" in notes["eth3d_ablation"]
     assert "75.8" in notes["tanks_and_temples"]
+
+
+def test_published_figures_of_one_variant_stand_beside_all_others():
+    one, other = load_published("scannet")
+    (only,) = load_published("scannet:uncalibrated")
+    assert other.variant == "uncalibrated" and only == replace(other, variant="") and one.variant == "calibrated"
 
 
 def test_unknown_published_figures():
@@ -299,6 +306,17 @@ def test_rows_are_means_over_seeds():
     assert row.runs == 2 and row.failed == 0 and row.registered == "10/10"
 
 
+def test_seconds_are_told_stage_by_stage():
+    records = [
+        record(),
+        record(seed=1, stages={"features": 8.0, "retry": 4.0}),
+        record(method="glomap", stages={"map": 3.0}),
+    ]
+    header, body = stage_table(summarise(records))
+    assert header == ["scene", "variant", "method", "features", "map", "retry"]
+    assert body == [["a", "known", "ours", "8.0", "1.0", "2.0"], ["a", "known", "glomap", "", "3.0", ""]]
+
+
 def test_strangers_are_counted_where_there_are_any():
     mixed = record(num_strangers=0)
     mixed["job"]["strangers"] = ["/x.jpg"]
@@ -320,6 +338,13 @@ def test_means_over_scenes_and_over_pairs():
     assert means(RECIPE, records)[-1].measures["AUC@5"] == pytest.approx(0.5)
     pooled = replace(RECIPE, protocol="imc2021")
     assert means(pooled, records)[-1].measures["AUC@5"] == pytest.approx(0.25)
+
+
+def test_a_measure_that_a_failure_lacks_is_not_known_over_all_pairs():
+    failed = record("b", value=0.0, status="ended")
+    del failed["measures"]["registered"]
+    found = means(replace(RECIPE, protocol="imc2021"), [record("a", value=1.0), failed])[-1].measures
+    assert found["AUC@5"] == pytest.approx(0.5) and found["registered"] is None
 
 
 def test_bags_of_several_sizes_have_a_mean_over_all_bags():

@@ -11,23 +11,14 @@ from mbasfm.bench.paired import paired_table
 from mbasfm.bench.published import PublishedTable
 from mbasfm.bench.recipe import Recipe
 from mbasfm.bench.runner import Record
-from mbasfm.bench.tables import (
-    MEAN,
-    Row,
-    means,
-    ours_against_best,
-    paired_title,
-    pivots,
-    run_table,
-    summarise,
-    time_ratios,
-)
+from mbasfm.bench.summary import MEAN, Row, means, summarise
+from mbasfm.bench.tables import ours_against_best, paired_title, pivots, run_table, stage_table, time_ratios
 from mbasfm.charts import Axis, Line, line_chart, round_axis
 from mbasfm.evaluation import CURVE_CM, CURVE_DEG
 from mbasfm.protocols import Protocol, find_protocol
 from mbasfm.report_page import read_template
 
-NUM_STYLES = 6
+NUM_STYLES = 8
 NUM_DASHES = 3
 CURVE_TICKS_DEG = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 CURVE_TICKS_CM = (0.5, 1, 2, 5, 10, 20, 50)
@@ -50,7 +41,8 @@ def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[
         plots=_plots(rows, totals, find_protocol(recipe.protocol)),
         tables="".join(_section(*table) for table in pivots(recipe, rows, totals, published))
         + _against(recipe, rows)
-        + _paired(recipe, records),
+        + _paired(recipe, records)
+        + _section("Seconds per stage", *stage_table(rows)),
         runs=_table(*run_table(rows, totals)),
         failures=_failures(failed),
         sources=_notes("Sources of published figures", _sources(published)),

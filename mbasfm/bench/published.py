@@ -47,7 +47,8 @@ class PublishedTable:
 
 
 def load_published(name: str) -> tuple[PublishedTable, ...]:
-    """All tables of one file of the package."""
+    """All tables of one file of the package; of NAME:VARIANT those of one variant, to stand beside all variants."""
+    name, _, only = name.partition(":")
     path = files("mbasfm").joinpath("published", f"{name}.toml")
     if not path.is_file():
         raise ConfigError(f"no published figures are named {name!r}")
@@ -55,6 +56,8 @@ def load_published(name: str) -> tuple[PublishedTable, ...]:
     source, notes = content["source"], tuple(content.get("notes", ()))
     tables = []
     for table in content["tables"]:
+        if only and table.get("variant") != only:
+            continue
         rows = {
             scene: {method: tuple(values) for method, values in row.items()} for scene, row in table["rows"].items()
         }
@@ -64,7 +67,7 @@ def load_published(name: str) -> tuple[PublishedTable, ...]:
                 f"{source}, {table['label']}",
                 tuple(table["columns"]),
                 rows,
-                table.get("variant", ""),
+                "" if only else table.get("variant", ""),
                 float(table.get("scale", 1.0)),
                 notes + tuple(table.get("notes", ())),
             )

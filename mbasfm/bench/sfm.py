@@ -3,14 +3,17 @@
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
 
 from mbasfm.bench import colmap
+from mbasfm.bench.covisible import covisible_pairs
 from mbasfm.bench.jobs import Job
 from mbasfm.bench.tasks import Outcome, stage_seconds
 from mbasfm.config import Config
@@ -24,6 +27,7 @@ from mbasfm.protocols import find_protocol
 from mbasfm.watch import Watch
 
 Poses = dict[str, Float64[np.ndarray, "3 4"]]
+COLMAP, OF_COLMAPS_PAIRS = "colmap", " of COLMAP's pairs"
 
 
 @dataclass(frozen=True)
@@ -62,18 +66,41 @@ class StructureFromMotion:
             "glomap": lambda assignment: run_colmap(assignment, "global"),
         }
         poses, stages = runners[job.method](Assignment(job, scene, whole, work, cache))
-        return self._outcome(job, scene, poses, stages)
+        if not find_protocol(job.protocol).covisible:
+            return _outcome(job, scene, poses, stages)
+        pairs = covisible_pairs(scene)
+        outcome = _outcome(job, scene, poses, stages, pairs)
+        return replace(outcome, measures=outcome.measures | _of_colmaps_pairs(job, scene, poses, pairs, cache))
 
     def failed(self, job: Job) -> Outcome:
         """No image has a pose."""
         whole = open_dataset(job.dataset, Path(job.data)).load(job.scene)
-        return self._outcome(job, whole.only(job.names) if job.names else whole, {}, {})
+        return _outcome(job, whole.only(job.names) if job.names else whole, {}, {})
 
-    @staticmethod
-    def _outcome(job: Job, scene: DatasetScene, poses: Poses, stages: dict[str, float]) -> Outcome:
-        score = score_poses(poses, scene.names, scene.cam_from_world, find_protocol(job.protocol))
-        counts = (score.num_images, score.num_registered, score.num_pairs, score.num_strangers)
-        return Outcome(score.measures, stages, *counts, score.curve)
+
+def _outcome(
+    job: Job, scene: DatasetScene, poses: Poses, stages: dict[str, float], pairs: Int64[Tensor, "P 2"] | None = None
+) -> Outcome:
+    score = score_poses(poses, scene.names, scene.cam_from_world, find_protocol(job.protocol), pairs)
+    counts = (score.num_images, score.num_registered, score.num_pairs, score.num_strangers)
+    return Outcome(score.measures, stages, *counts, score.curve)
+
+
+def _of_colmaps_pairs(
+    job: Job, scene: DatasetScene, poses: Poses, pairs: Int64[Tensor, "P 2"], cache: Path
+) -> dict[str, float]:
+    """The same measures over those pairs of which COLMAP registered both, if it ran before."""
+    path = cache / "registered" / f"{replace(job, method=COLMAP, variant=job.intrinsics).key}.json"
+    if job.method == COLMAP:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(sorted(poses)))
+    theirs = set(json.loads(path.read_text())) if path.is_file() else set()
+    registered = torch.tensor([name in theirs for name in scene.names])
+    both = pairs[registered[pairs].all(-1)]
+    if not len(both):
+        return {}
+    score = score_poses(poses, scene.names, scene.cam_from_world, find_protocol(job.protocol), both)
+    return {f"{name}{OF_COLMAPS_PAIRS}": value for name, value in score.measures.items() if "@" in name}
 
 
 def run_ours(assignment: Assignment) -> tuple[Poses, dict[str, float]]:

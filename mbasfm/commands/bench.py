@@ -16,11 +16,14 @@ from mbasfm.bench.published import load_published
 from mbasfm.bench.recipe import Recipe, Variant, check_settings, list_recipes, load_recipe
 from mbasfm.bench.registry import find_task
 from mbasfm.bench.runner import Record, Results, run_jobs
-from mbasfm.bench.tables import markdown, means, summarise, value_text
+from mbasfm.bench.summary import means, summarise
+from mbasfm.bench.tables import markdown, value_text
 from mbasfm.datasets.registry import open_dataset
 from mbasfm.errors import ConfigError
 
 A_DAY = 86_400.0
+FILE_WIDTH = 200
+"""Columns of a table that does not go to a terminal."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Bench:
         except OSError as error:
             raise ConfigError(f"{results.folder}: cannot be written ({error}); choose another --output") from error
         (results.folder / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1), encoding="utf-8")
-        console, records = Console(), []
+        console, records = _console(), []
         for number, (_, record, is_new) in enumerate(run_jobs(jobs, results, self.timeout, self.retry), 1):
             records.append(record)
             console.print(
@@ -113,6 +116,11 @@ def write_tables(recipe: Recipe, records: list[Record], folder: Path) -> None:
     published = [table for name in recipe.published for table in load_published(name)]
     (folder / "table.md").write_text(markdown(recipe, records, published), encoding="utf-8")
     (folder / "index.html").write_text(render_bench(recipe, records, published), encoding="utf-8")
+
+
+def _console() -> Console:
+    """In a file or a pipe, names must not be cut to 80 columns."""
+    return Console() if Console().is_terminal else Console(width=FILE_WIDTH)
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -152,7 +160,7 @@ def _list() -> int:
     table = Table("recipe", "title", "dataset", "methods", box=box.SIMPLE_HEAD)
     for recipe in list_recipes():
         table.add_row(recipe.name, recipe.title, recipe.dataset, ", ".join(recipe.methods))
-    Console().print(table)
+    _console().print(table)
     return 0
 
 
@@ -163,7 +171,7 @@ def _compare(folders: tuple[Path, ...]) -> int:
     recipe = json.loads((folders[1] / "recipe.json").read_text(encoding="utf-8"))
     moves = compare(before, after, recipe["measures"])
     moved = [move for move in moves if move.is_beyond_noise]
-    console = Console()
+    console = _console()
     table = Table("scene", "variant", "method", "measure", "before", "after", "difference", "±", box=box.SIMPLE_HEAD)
     for move in moved:
         place = move.scene if move.group == "all" else f"{move.scene}, {move.group}"
