@@ -9,6 +9,8 @@ from jaxtyping import Float32, Int64, UInt8
 from mbasfm.io.images import Photo
 
 RGB = UInt8[np.ndarray, "H W 3"]
+AnyRGB = UInt8[np.ndarray, "_ _ 3"]
+"""One of several images, of different sizes."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,6 @@ class ImageMatcher(Protocol):
         """As for a depth model."""
         ...
 
-    def match_images(self, first: RGB, second: RGB) -> PixelMatches:
+    def match_images(self, first: AnyRGB, second: AnyRGB) -> PixelMatches:
         """Matches of two images; at best, pixels of the first are the same ones in all of its pairs."""
         ...
