@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.config import Config
+from mbasfm.detector_free import chooser_of, match_as_images
 from mbasfm.errors import InputError
-from mbasfm.infer import counts, depth_key, describe_photos, estimate_depths, keypoints_of, match_pairs
+from mbasfm.infer import colors_of, counts, depth_key, describe_photos, estimate_depths, keypoints_of, match_pairs
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.io.lists import read_pairs
-from mbasfm.models.base import DepthEstimate, Features
+from mbasfm.models.base import DepthEstimate, Features, ImageMatcher
 from mbasfm.models.flat import flat_depth
 from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
 from mbasfm.models.weights import looking_in
@@ -93,17 +94,22 @@ def _match(
     watch: Watch,
 ) -> Content:
     """Features and matches by one matcher, of all photographs or for the sake of some."""
+    chooser = chooser_of(matcher)
     with watch.stage("features") as facts:
-        described = list(watch.each(describe_photos(photos, matcher, cache), len(photos), "features"))
+        described = list(watch.each(describe_photos(photos, chooser, cache), len(photos), "features"))
         facts["mean"] = round(float(np.mean([len(item.features.pixels) for item in described])))
-    features = [item.features for item in described]
+    features, colors = [item.features for item in described], [item.colors for item in described]
     with watch.stage("pairs") as facts:
-        pairs, why = _choose_pairs(photos, features, matcher, config)
+        pairs, why = _choose_pairs(photos, features, chooser, config)
         if wanted is not None:
             pairs, why = pairs[wanted[pairs].any(1)], "those of photographs with few matches"
         facts.update(pairs=len(pairs), why=why)
     with watch.stage("matching") as facts:
-        found = watch.each(match_pairs(pairs, features, photos, matcher, cache), len(pairs), "matching")
+        if isinstance(matcher, ImageMatcher):
+            features, found = match_as_images(pairs, photos, matcher, cache, watch)
+            colors = colors_of(photos, [item.pixels for item in features])
+        else:
+            found = list(watch.each(match_pairs(pairs, features, photos, matcher, cache), len(pairs), "matching"))
         usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
         matches = [
             indices[(confidence > config.min_confidence) & usable[i][indices[:, 0]] & usable[j][indices[:, 1]]]
@@ -114,9 +120,9 @@ def _match(
     few = {
         frame: item.descriptors * usable[frame][:, None]  # zeros resemble nothing
         for frame, item in enumerate(features)
-        if len(item.pixels) < MANY_FEATURES
+        if len(item.pixels) < MANY_FEATURES and item.descriptors.shape[1]
     }
-    return Content(photos, depths, keypoints, [item.colors for item in described], pairs, matches, few)
+    return Content(photos, depths, keypoints, colors, pairs, matches, few)
 
 
 def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:

@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
 
 from mbasfm.calibrate import Start
 from mbasfm.config import Config, LocalizeConfig
 from mbasfm.content import Content, load_models
 from mbasfm.errors import InputError
 from mbasfm.graph import pose_graph
-from mbasfm.infer import in_parallel, values_at
+from mbasfm.infer import colors_of
 from mbasfm.io.cache import Cache
-from mbasfm.io.images import Photo, find_photos, read_upright
+from mbasfm.io.images import Photo, find_photos
 from mbasfm.io.masks import with_masks
 from mbasfm.localization import Located
 from mbasfm.localize import Map, Placement
@@ -80,7 +79,7 @@ def _join(
         views += _new_views(placement, prepared.num_frames, keypoints, cameras, POSE_SLACK * config.max_error_px)
         frames = torch.nonzero(registered).flatten().tolist()
         model = triangulate(names, frames, cameras, views, keypoints)
-        colors = list(in_parallel(lambda number: _colors(photos[number], keypoints[number]), range(len(photos))))
+        colors = colors_of(photos, [item.pixels for item in keypoints])
         color_points(model, colors)
         facts.update(images=model.num_images(), points=model.num_points3D())
     pairs = np.array([(view.i, view.j) for view in views], np.int64).reshape(-1, 2)
@@ -126,11 +125,6 @@ def _new_views(
     pairs |= {(first + a, first + b): matches for (a, b), matches in between.items()}
     views = (posed_view(ends, matches, keypoints, cameras, max_error_px) for ends, matches in pairs.items())
     return (view for view in views if view is not None)
-
-
-def _colors(photo: Photo, keypoints: Keypoints) -> UInt8[np.ndarray, "A 3"]:
-    places = keypoints.pixels / np.array([photo.width, photo.height], np.float32)
-    return values_at(read_upright(photo.path), places)
 
 
 def _depths(

@@ -58,6 +58,16 @@ def _describe(photo: Photo, matcher: Matcher, quarter_turns: int) -> dict[str, n
     return {"pixels": pixels, "descriptors": features.descriptors, "colors": colors}
 
 
+def colors_of(photos: Sequence[Photo], pixels: Sequence[Float32[np.ndarray, "_ 2"]]) -> list[UInt8[np.ndarray, "_ 3"]]:
+    """Colours of every photograph at some pixels."""
+
+    def look(number: int) -> UInt8[np.ndarray, "_ 3"]:
+        size = np.array([photos[number].width, photos[number].height], np.float32)
+        return values_at(read_upright(photos[number].path), pixels[number] / size)
+
+    return list(in_parallel(look, range(len(photos))))
+
+
 def turned_back(
     pixels: Float32[np.ndarray, "M 2"], size: tuple[int, int], quarter_turns: int
 ) -> Float32[np.ndarray, "M 2"]:

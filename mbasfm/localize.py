@@ -21,6 +21,7 @@ from mbasfm.io.masks import with_masks
 from mbasfm.localization import Localization, Located
 from mbasfm.mapping import PreparedMap, prepare
 from mbasfm.mapsource import choose_photos, read_map
+from mbasfm.models.base import ImageMatcher
 from mbasfm.pairs import aggregate, retrieval_pairs
 from mbasfm.queries import Query, lens_of, match_queries
 from mbasfm.registration import Known, Registered, Settings, Unknown, register
@@ -212,11 +213,13 @@ def _unknown(prepared: PreparedMap, query: Query, lens: Lens, is_known: bool) ->
 def _links(
     prepared: PreparedMap, queries: Sequence[Query], config: LocalizeConfig, cache: Cache
 ) -> dict[tuple[int, int], Int64[np.ndarray, "_ 2"]]:
-    """Matches between queries that look alike, by the first matcher."""
+    """Matches between queries that look alike, by the first matcher, if it has features."""
     index = prepared.indexes[0]
     features = [query.features[0] for query in queries]
     if len(queries) < 2 or config.query_neighbours == 0 or not index.words.size:
         return {}
+    if isinstance(index.matcher, ImageMatcher):
+        return {}  # keypoints of queries are where they match the map
     vectors = aggregate([item.descriptors for item in features if item is not None], index.words)
     pairs = retrieval_pairs(vectors, config.query_neighbours)
     photos = [

@@ -18,13 +18,14 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from mbasfm.config import Config
 from mbasfm.content import load_models, warn_if_slow
 from mbasfm.depth_fit import DepthFit, fit_depth
+from mbasfm.detector_free import Indices, chooser_of, match_as_images
 from mbasfm.errors import InputError
 from mbasfm.geometry import invert, transform, unproject
 from mbasfm.infer import counts, describe_photos, estimate_depths, match_pairs, values_at
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.mapsource import MapSource
-from mbasfm.models.base import DepthEstimate, DepthModel, Features, Matcher
+from mbasfm.models.base import DepthEstimate, DepthModel, Features, ImageMatcher, Matcher
 from mbasfm.models.files import FilesDepth
 from mbasfm.pairs import aggregate, exhaustive_pairs, learn_words, retrieval_pairs
 from mbasfm.polish import triangulate
@@ -45,7 +46,9 @@ MIN_MATCHES = 12
 class Index:
     """What one matcher keeps of the map."""
 
-    matcher: Matcher
+    matcher: Matcher | ImageMatcher
+    chooser: Matcher
+    """Whose features say which photographs look alike."""
     features: list[Features]
     usable: list[Bool[np.ndarray, " _"]]
     """Keypoints that no mask says to ignore."""
@@ -53,6 +56,10 @@ class Index:
     """Number of a frame's first keypoint of this matcher among those of all."""
     words: Float32[np.ndarray, "W C"]
     vectors: Float32[np.ndarray, "M D"]
+    pairs: Int64[np.ndarray, "P 2"]
+    """Photographs of the map that look alike."""
+    found: list[Indices] | None = None
+    """Matches of these pairs, where features follow from them."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +113,17 @@ def _indexes(
     found: list[Index] = []
     offset = [0] * len(photos)
     for matcher in matchers:
-        described = watch.each(describe_photos(photos, matcher, cache), len(photos), "map features")
+        chooser, matches = chooser_of(matcher), None
+        described = watch.each(describe_photos(photos, chooser, cache), len(photos), "map features")
         features = [item.features for item in described]
         descriptors = [item.descriptors for item in features]
-        words, vectors = _vectors(photos, descriptors, matcher, config.seed, cache)
+        words, vectors = _vectors(photos, descriptors, chooser, config.seed, cache)
+        few = len(photos) <= EXHAUSTIVE_UP_TO
+        pairs = exhaustive_pairs(len(photos)) if few else retrieval_pairs(vectors, NUM_NEIGHBOURS)
+        if isinstance(matcher, ImageMatcher):
+            features, matches = match_as_images(pairs, photos, matcher, cache, watch)
         usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
-        found.append(Index(matcher, features, usable, offset, words, vectors))
+        found.append(Index(matcher, chooser, features, usable, offset, words, vectors, pairs, matches))
         offset = [begin + len(item.pixels) for begin, item in zip(offset, features, strict=True)]
     return tuple(found)
 
@@ -216,12 +228,13 @@ def map_views(
     photos: Sequence[Photo], cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
 ) -> list[TwoView]:
     """Pairs of the map's photographs that look alike, with the matches that agree with their poses."""
-    count = len(photos)
-    few = count <= EXHAUSTIVE_UP_TO
-    pairs = exhaustive_pairs(count) if few else retrieval_pairs(index.vectors, NUM_NEIGHBOURS)
-    found = match_pairs(pairs, index.features, photos, index.matcher, cache)
+    if index.found is None:
+        found = match_pairs(index.pairs, index.features, photos, index.chooser, cache)
+    else:
+        found = iter(index.found)
     views = []
-    for (i, j), (indices, _) in zip(pairs.tolist(), watch.each(found, len(pairs), "map matches"), strict=True):
+    matched = watch.each(found, len(index.pairs), "map matches")
+    for (i, j), (indices, _) in zip(index.pairs.tolist(), matched, strict=True):
         usable = indices[index.usable[i][indices[:, 0]] & index.usable[j][indices[:, 1]]]
         view = posed_view((i, j), usable, index.features, cameras, POSE_SLACK * config.max_error_px)
         if view is not None:

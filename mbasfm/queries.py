@@ -9,11 +9,12 @@ from jaxtyping import Bool, Float32, Int64
 from mbasfm.absolute import Sightings
 from mbasfm.config import LocalizeConfig
 from mbasfm.content import MANY_MATCHES
+from mbasfm.detector_free import match_with_map
 from mbasfm.infer import counts, describe_photos, in_parallel, match_pairs
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.mapping import Index, PreparedMap
-from mbasfm.models.base import Features
+from mbasfm.models.base import Features, ImageMatcher
 from mbasfm.pairs import aggregate, nearest_of
 from mbasfm.twoview import Lens, TwoView, verify
 
@@ -119,13 +120,18 @@ def _with_matches(
         return []
     photos = [query.photo for query in queries]
     turns = queries[0].quarter_turns
-    features = [item.features for item in describe_photos(photos, index.matcher, cache, turns)]
-    usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
+    features = [item.features for item in describe_photos(photos, index.chooser, cache, turns)]
     near = _neighbours(index, features, config.map_neighbours)
     pairs = np.array([(m, prepared.num_frames + q) for q, row in enumerate(near) for m in row], np.int64).reshape(-1, 2)
-    # The cache knows a photograph by its digest; seen turned, it is another one.
-    named = [replace(photo, digest=f"{photo.digest}|{turns}") if turns else photo for photo in photos]
-    found = match_pairs(pairs, [*index.features, *features], [*prepared.photos, *named], index.matcher, cache)
+    if isinstance(index.matcher, ImageMatcher):
+        everything = [*prepared.photos, *photos]
+        features, found = match_with_map(pairs, index.features, everything, index.matcher, cache, turns)
+    else:
+        # The cache knows a photograph by its digest; seen turned, it is another one.
+        named = [replace(photo, digest=f"{photo.digest}|{turns}") if turns else photo for photo in photos]
+        matched = match_pairs(pairs, [*index.features, *features], [*prepared.photos, *named], index.matcher, cache)
+        found = list(matched)
+    usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
     matches: list[dict[int, Matches]] = [dict(query.matches) for query in queries]
     for (frame, number), (indices, _) in zip(pairs.tolist(), found, strict=True):
         q = number - prepared.num_frames

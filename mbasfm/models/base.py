@@ -1,4 +1,4 @@
-"""What a depth model and a matcher are: two small protocols, and the values they hand over."""
+"""What a depth model and a matcher are: small protocols, and the values they hand over."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -9,6 +9,8 @@ from jaxtyping import Float32, Int64, UInt8
 from mbasfm.io.images import Photo
 
 RGB = UInt8[np.ndarray, "H W 3"]
+AnyRGB = UInt8[np.ndarray, "_ _ 3"]
+"""One of several images, of different sizes."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,17 @@ class Matches:
     """Pairs of features of two images."""
 
     indices: Int64[np.ndarray, "M 2"]
+    confidence: Float32[np.ndarray, " M"]
+    """In [0, 1]."""
+
+
+@dataclass(frozen=True)
+class PixelMatches:
+    """Pixels of two images that show the same."""
+
+    pixels_i: Float32[np.ndarray, "M 2"]
+    """First pixel's centre at (0.5, 0.5) [px of the image as it was given]."""
+    pixels_j: Float32[np.ndarray, "M 2"]
     confidence: Float32[np.ndarray, " M"]
     """In [0, 1]."""
 
@@ -84,4 +97,21 @@ class Matcher(Protocol):
 
     def match(self, first: Features, second: Features) -> Matches:
         """Matches of two descriptions."""
+        ...
+
+
+@runtime_checkable
+class ImageMatcher(Protocol):
+    """Matches pairs of images without features of its own: keypoints follow from what it finds in all pairs."""
+
+    licence: str
+    key: str
+
+    @staticmethod
+    def missing() -> str:
+        """As for a depth model."""
+        ...
+
+    def match_images(self, first: AnyRGB, second: AnyRGB) -> PixelMatches:
+        """Matches of two images; at best, pixels of the first are the same ones in all of its pairs."""
         ...

@@ -1,0 +1,430 @@
+"""Networks that match images: tiny untrained ones of the same classes, and stand-ins for packages that are not here."""
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mbasfm.cli import main
+from mbasfm.errors import InputError
+from mbasfm.models import image_network, keypoint_matching, loftr, roma
+from mbasfm.models.base import ImageMatcher
+from mbasfm.models.keypoint_matching import EfficientLoftrMatcher, SuperPointMatcher
+from mbasfm.models.loftr import LoftrMatcher
+from mbasfm.models.mast3r import Mast3rMatcher
+from mbasfm.models.registry import load_model
+from mbasfm.models.roma import BACKBONE, VARIANTS, RomaMatcher
+from mbasfm.models.weights import CLONES_VARIABLE, VARIABLE
+from mbasfm.scenery import make_room
+from mbasfm.staging import make_cameras, render
+
+NETWORKS = {"loftr": LoftrMatcher, "efficientloftr": EfficientLoftrMatcher, "superpoint": SuperPointMatcher}
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Tiny networks
+
+
+def tiny_loftr(folder: Path) -> None:
+    from kornia.feature import LoFTR
+    from kornia.feature.loftr import loftr as code
+
+    torch.save({"state_dict": LoFTR(None, code.default_cfg).state_dict()}, folder / "loftr_outdoor.ckpt")
+
+
+def tiny_efficientloftr(folder: Path) -> None:
+    from transformers import EfficientLoFTRConfig, EfficientLoFTRForKeypointMatching
+
+    small = {"stage_num_blocks": [1, 1, 1, 1], "out_features": [16, 16, 32, 64], "hidden_size": 64}
+    config = EfficientLoFTRConfig(**small, num_attention_layers=1, coarse_matching_threshold=0.0)
+    EfficientLoFTRForKeypointMatching(config).save_pretrained(folder)
+
+
+def tiny_superpoint(folder: Path) -> None:
+    from transformers import LightGlueConfig, LightGlueForKeypointMatching, SuperPointConfig
+
+    detector = SuperPointConfig(
+        encoder_hidden_sizes=[8, 8, 8, 8],
+        decoder_hidden_size=8,
+        descriptor_decoder_dim=16,
+        keypoint_threshold=0.0,
+        max_keypoints=200,
+    )
+    config = LightGlueConfig(
+        keypoint_detector_config=detector.to_dict(),
+        descriptor_dim=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        filter_threshold=0.0,
+    )
+    LightGlueForKeypointMatching(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> dict[str, Path]:
+    """Folders with untrained networks; LoFTR's sizes are no part of its file, so they are small as long as we test."""
+    pytest.importorskip("kornia")
+    pytest.importorskip("transformers")
+    from kornia.feature.loftr import loftr as code
+
+    torch.manual_seed(0)
+    whole, folders = code.default_cfg, {}
+    code.default_cfg = whole | {
+        "resnetfpn": {"initial_dim": 8, "block_dims": [8, 12, 16]},
+        "coarse": whole["coarse"] | {"d_model": 16, "d_ffn": 16, "nhead": 2, "layer_names": ["self", "cross"]},
+        "fine": whole["fine"] | {"d_model": 8, "d_ffn": 8, "nhead": 2},
+        "match_coarse": whole["match_coarse"] | {"thr": 0.0},
+    }
+    for name, make in {
+        "loftr": tiny_loftr,
+        "efficientloftr": tiny_efficientloftr,
+        "superpoint": tiny_superpoint,
+    }.items():
+        folders[name] = tmp_path_factory.mktemp(name)
+        make(folders[name])
+    yield folders
+    code.default_cfg = whole
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Three small photographs."""
+    folder = tmp_path_factory.mktemp("photos")
+    scene = make_room(0)
+    cameras = make_cameras(scene, 3, 0, size=(192, 128))
+    for frame in range(3):
+        Image.fromarray(render(scene, cameras, frame)[0].numpy()).save(folder / f"{frame}.png")
+    return folder
+
+
+def drawing(width: int, height: int, seed: int = 0) -> np.ndarray:
+    noise = np.random.default_rng(seed).random((height, width, 3)).astype(np.float32)
+    return (255 * cv2.normalize(cv2.GaussianBlur(noise, (0, 0), 2), None, 0, 1, cv2.NORM_MINMAX)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_pixels_lie_in_their_images_and_the_same_pair_gives_the_same(saved, name):
+    """Also for a tall image beside a wide one, and for one that is larger than the network takes."""
+    model = load_model("matcher", f"{name}:{saved[name]}")
+    assert isinstance(model, ImageMatcher) and model.licence and model.download and model.memory
+    for sizes in (((160, 128), (160, 128)), ((160, 96), (96, 160)), ((1100, 64), (128, 64))):
+        first, second = (drawing(*size, seed) for seed, size in enumerate(sizes))
+        found, again = model.match_images(first, second), model.match_images(first, second)
+        assert len(found.pixels_i) == len(found.pixels_j) == len(found.confidence)
+        assert len(found.pixels_i) or sizes[0] != sizes[1]  # untrained, it may match what an image is filled up with
+        for pixels, (width, height) in zip((found.pixels_i, found.pixels_j), sizes, strict=True):
+            assert ((pixels > 0) & (pixels < [width, height])).all()
+        assert ((found.confidence >= 0) & (found.confidence <= 1)).all()
+        np.testing.assert_array_equal(found.pixels_j, again.pixels_j)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_command_runs_and_matches_every_pair_once(saved, photos, tmp_path, monkeypatch, name):
+    command = [
+        "sfm",
+        str(photos),
+        "--matcher",
+        f"{name}:{saved[name]}",
+        "--depth",
+        "flat",
+        "--cache",
+        str(tmp_path / "c"),
+    ]
+    calls, match = [], image_network.ImageNetwork.match_images
+    monkeypatch.setattr(image_network.ImageNetwork, "match_images", lambda *item: calls.append(1) or match(*item))
+    for number in range(2):  # untrained: it may place nothing
+        assert main([*command, "--output", str(tmp_path / str(number)), "--quiet"]) in (0, 3)
+    assert len(calls) == 3
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Pixels
+
+
+def standing_in(kind, network):
+    model = object.__new__(kind)
+    model._device, model._network = torch.device("cpu"), network
+    return model
+
+
+def with_dot(width: int, height: int, column: int, row: int, enlarge: int) -> np.ndarray:
+    image = np.zeros((height * enlarge, width * enlarge, 3), np.uint8)
+    image[row * enlarge : (row + 1) * enlarge, column * enlarge : (column + 1) * enlarge] = 255
+    return image
+
+
+def dots(images):
+    """Column and row of the brightest pixel."""
+    return [
+        torch.tensor([[int(image.argmax()) % image.shape[-1], int(image.argmax()) // image.shape[-1]]])
+        for image in images
+    ]
+
+
+class DotLoftr:
+    """Says where the dot is as LoFTR was taught to: the first pixel's centre is at one half."""
+
+    def __call__(self, data):
+        places = dots([data["image0"][0, 0], data["image1"][0, 0]])
+        return {"keypoints0": places[0] + 0.5, "keypoints1": places[1] + 0.5, "confidence": torch.ones(1)}
+
+
+class DotLightGlue:
+    """Pixels are relative to the canvas, counted from their centres, as SuperPoint gives them."""
+
+    def __call__(self, canvas):
+        size = torch.tensor(canvas.shape[:-3:-1])
+        keypoints = torch.stack([place / size for place in dots(canvas[0, :, 0])])[None]
+        zero, one = torch.zeros(1, 2, 1, dtype=torch.int64), torch.ones(1, 2, 1)
+        return SimpleNamespace(keypoints=keypoints, matches=zero, matching_scores=one, mask=one)
+
+
+@pytest.mark.parametrize("kind, network", [(LoftrMatcher, DotLoftr()), (SuperPointMatcher, DotLightGlue())])
+@pytest.mark.parametrize("enlarge", [1, 4])
+def test_the_first_pixel_has_its_centre_at_one_half(monkeypatch, kind, network, enlarge):
+    """Large images are shrunk before; the second one is smaller and filled up."""
+    monkeypatch.setattr(kind, "long_side_px", 128)
+    first, second = with_dot(128, 96, 70, 40, enlarge), with_dot(128, 64, 30, 20, enlarge)
+    found = standing_in(kind, network).match_images(first, second)
+    np.testing.assert_allclose(found.pixels_i, [[70.5 * enlarge, 40.5 * enlarge]], rtol=1e-6)
+    np.testing.assert_allclose(found.pixels_j, [[30.5 * enlarge, 20.5 * enlarge]], rtol=1e-6)
+
+
+def test_corners_of_what_fills_an_image_up_are_no_features():
+    first, second = with_dot(128, 96, 70, 40, 1), with_dot(128, 64, 30, 62, 1)
+    assert len(standing_in(SuperPointMatcher, DotLightGlue()).match_images(first, second).pixels_i) == 0
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_efficientloftr_pairs_what_belongs_together(saved, turned):
+    """Features are planted: the second image shows the first one's, moved by 16 pixels, or upside down."""
+    width, height, shift = 256, 192, 16
+    generator = torch.Generator().manual_seed(0)
+
+    def planted(channels, step):
+        whole = torch.randn(channels, height // step, (width + shift) // step, generator=generator)
+        first = whole[..., shift // step :]
+        return torch.stack([first, first.flip(1, 2) if turned else whole[..., : width // step]])
+
+    model = load_model("matcher", f"efficientloftr:{saved['efficientloftr']}")
+    coarse, *others = (planted(*shape) for shape in ((64, 8), (16, 2), (16, 2), (32, 4)))
+    features = SimpleNamespace(feature_maps=[6 * coarse[None], *others], hidden_states=None, attentions=None)
+    model._network.efficientloftr.forward = lambda *_, **__: features
+    found = model.match_images(*np.zeros((2, height, width, 3), np.uint8))
+    assert len(found.pixels_i) > 300
+    if turned:  # to the size of a window: it does not turn with the image
+        error = found.pixels_i + found.pixels_j - [width - 8, height - 8]
+        assert np.linalg.norm(error, axis=1).max() < 12
+    else:
+        np.testing.assert_allclose(
+            found.pixels_j - found.pixels_i, np.tile([shift, 0.0], (len(found.pixels_i), 1)), atol=1
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Stand-ins
+
+ROMATCH = """
+import torch
+
+SHIFT = 0.25  # of the image's width, to the right
+
+
+class RegressionMatcher:
+    def match(self, im_A_input, im_B_input, *args, im_A_high_res=None, im_B_high_res=None, batched=True, device=None):
+        assert im_A_input.mode == im_B_input.mode == "RGB"
+        side = 48
+        line = torch.linspace(-1 + 1 / side, 1 - 1 / side, side)
+        grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1)
+        shift = torch.tensor([2 * SHIFT, 0.0])
+        warp = torch.cat([torch.cat([grid, grid + shift], -1), torch.cat([grid - shift, grid], -1)], 1)
+        certainty = ((warp.abs() < 1).all(-1)).float() * 0.9
+        return warp[None], certainty[None]
+
+
+def roma_outdoor(device, weights=None, dinov2_weights=None, coarse_res=560, upsample_res=864, amp_dtype=torch.float16,
+                 symmetric=True, use_custom_corr=True, upsample_preds=True):
+    assert weights == {"w": 1} and dinov2_weights == {"b": 2} and not use_custom_corr
+    return RegressionMatcher()
+
+
+def roma_indoor(device, weights=None, dinov2_weights=None, coarse_res=560, upsample_res=864, amp_dtype=torch.float16,
+                symmetric=True, use_custom_corr=True, upsample_preds=True):
+    return RegressionMatcher()
+"""  # noqa: E501
+MAST3R = {
+    "__init__.py": "",
+    "model.py": '''
+import torch
+
+
+class AsymmetricMASt3R(torch.nn.Module):
+    """Colours are descriptors."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, **kw):
+        return cls()
+
+    def forward(self, view1, view2):
+        found = []
+        for view in (view1, view2):
+            assert view["img"].shape[2:] == tuple(view["true_shape"][0]) and float(view["img"].min()) >= -1
+            colours = view["img"].permute(0, 2, 3, 1)
+            longer = torch.cat([colours, torch.ones_like(colours[..., :1])], -1)
+            unit = torch.nn.functional.normalize(longer, dim=-1)
+            found.append({"desc": unit, "desc_conf": torch.full(colours.shape[:3], 4.0)})
+        return found
+''',
+    "fast_nn.py": """
+import numpy as np
+
+
+def fast_reciprocal_NNs(pts1, pts2, subsample_or_initxy1=8, ret_xy=True, pixel_tol=0, ret_basin=False,
+                        device="cuda", **matcher_kw):
+    assert matcher_kw == {"dist": "dot", "block_size": 8192}
+    step = subsample_or_initxy1
+    rows, columns = np.mgrid[step // 2 : pts1.shape[0] : step, step // 2 : pts1.shape[1] : step].reshape(2, -1)
+    flat = pts2.reshape(-1, pts2.shape[-1])
+    nearest = (pts1[rows, columns] @ flat.T).argmax(1).numpy()
+    backward = pts1.reshape(-1, pts1.shape[-1]) @ flat[nearest].T
+    mutual = backward.argmax(0).numpy() == rows * pts1.shape[1] + columns
+    other = np.stack([nearest % pts2.shape[1], nearest // pts2.shape[1]], 1)
+    return np.stack([columns, rows], 1)[mutual], other[mutual]
+""",
+}
+
+
+@pytest.fixture
+def romatch(tmp_path, monkeypatch):
+    """The package and its weights."""
+    (tmp_path / "code/romatch").mkdir(parents=True)
+    (tmp_path / "code/romatch/__init__.py").write_text(ROMATCH)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    monkeypatch.delitem(sys.modules, "romatch", raising=False)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    for url, content in ((VARIANTS["outdoor"], {"w": 1}), (BACKBONE, {"b": 2})):
+        torch.save(content, tmp_path / url.rpartition("/")[2])
+    yield tmp_path
+    sys.modules.pop("romatch", None)
+
+
+def test_roma_is_sampled_on_grids_of_both_images(romatch):
+    model = load_model("matcher", "roma")
+    assert isinstance(model, ImageMatcher) and not RomaMatcher.missing()
+    width, height = 480, 240
+    found = model.match_images(drawing(width, height), drawing(width, height, 1))
+    np.testing.assert_allclose(
+        found.pixels_j - found.pixels_i, np.tile([0.25 * width, 0], (len(found.pixels_i), 1)), atol=1e-3
+    )
+    assert ((found.pixels_i > 0) & (found.pixels_j < [width, height])).all() and np.allclose(found.confidence, 0.9)
+    cells = [(pixels / [width / 48, height / 48]) for pixels in (found.pixels_i, found.pixels_j)]
+    on_grid = [np.isclose(cell % roma.STEP_PX, roma.STEP_PX // 2 + 0.5, atol=1e-3).all(1) for cell in cells]
+    assert (on_grid[0] | on_grid[1]).all() and on_grid[0].any() and on_grid[1].any()
+
+
+def test_what_roma_lacks_is_said_with_the_command(romatch, monkeypatch):
+    (romatch / "roma_outdoor.pth").unlink()
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(romatch / "nowhere"))
+    with pytest.raises(
+        InputError, match=f"curl -L --create-dirs -o {romatch}/roma_outdoor.pth https://.*/roma_outdoor.pth"
+    ):
+        load_model("matcher", "roma")
+    with pytest.raises(InputError, match="choose one of outdoor, indoor"):
+        load_model("matcher", "roma:moon")
+    monkeypatch.setattr(roma, "find_spec", lambda name: None)
+    assert RomaMatcher.missing() == "pip install romatch"
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A clone of the repository, and weights."""
+    repository = Mast3rMatcher.variants["512"][0]
+    for name, text in MAST3R.items():
+        (tmp_path / "clones/mast3r/mast3r").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "clones/mast3r/mast3r" / name).write_text(text)
+    (tmp_path / repository).mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / repository / name).write_text("{}")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CLONES_VARIABLE, str(tmp_path / "clones"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mast3r"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("enlarge", [1, 4])
+def test_mast3r_matches_pixels_at_their_centres(clone, monkeypatch, enlarge):
+    monkeypatch.setattr(Mast3rMatcher, "long_side_px", 96)
+    noise = np.random.default_rng(0).integers(0, 256, (64, 112, 3), dtype=np.uint8)
+    first, second = (np.kron(part, np.ones((enlarge, enlarge, 1), np.uint8)) for part in (noise[:, 16:], noise[:, :96]))
+    model = load_model("matcher", "mast3r")
+    found = model.match_images(first, second)
+    assert len(found.pixels_i) > 50 and np.allclose(found.confidence, 0.75)
+    right = np.abs(found.pixels_j - found.pixels_i - [16 * enlarge, 0]).max(1) < 1e-4
+    assert right.mean() > 0.95  # what only one of them shows resembles something, too
+    np.testing.assert_allclose(found.pixels_i / enlarge % 1, 0.5, atol=1e-4)
+
+
+def test_what_mast3r_lacks_is_said_with_the_command(clone, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(clone / "clones"))
+    with pytest.raises(InputError, match="hf download naver/MASt3R.* config.json model.safetensors"):
+        load_model("matcher", "mast3r")
+    (clone / "clones/mast3r/mast3r/fast_nn.py").write_text("import no_such_module")
+    monkeypatch.setenv(VARIABLE, str(clone))
+    with pytest.raises(InputError, match="cannot be imported .*no_such_module"):
+        load_model("matcher", "mast3r")
+    monkeypatch.setenv(CLONES_VARIABLE, str(clone / "elsewhere"))
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(clone / "nowhere"))
+    with pytest.raises(InputError, match="git clone --recursive https://github.com/naver/mast3r"):
+        load_model("matcher", "mast3r")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_missing_weights_are_named_with_the_command(name, monkeypatch, tmp_path):
+    pytest.importorskip("kornia")
+    pytest.importorskip("transformers")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(image_network, "find_snapshot", lambda *_: None)
+    assert NETWORKS[name].missing().startswith("hf download ")
+    with pytest.raises(InputError, match="must be a folder with"):
+        load_model("matcher", f"{name}:{tmp_path}")
+    monkeypatch.setattr(loftr if name == "loftr" else keypoint_matching, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match="its code is not on this machine; get it: pip install 'mbasfm"):
+        load_model("matcher", name)
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Signatures
+
+
+def signatures(source: str) -> dict[str, list[str]]:
+    """Names of the arguments of every function and method, in their order."""
+    return {
+        node.name: [item.arg for item in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+@pytest.mark.slow
+def test_the_stand_in_of_romatch_has_the_signatures_of_the_package(tmp_path):
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--dest", str(tmp_path), "romatch"]
+    if subprocess.run(command, capture_output=True, check=False, timeout=60).returncode:
+        pytest.skip("the package index cannot be reached")
+    with zipfile.ZipFile(next(tmp_path.glob("romatch-*.whl"))) as wheel:
+        real = signatures(wheel.read("romatch/models/model_zoo/__init__.py").decode())
+        real |= {"match": signatures(wheel.read("romatch/models/matcher.py").decode())["match"]}
+        offered = wheel.read("romatch/__init__.py").decode()
+    assert "roma_outdoor" in offered and "roma_indoor" in offered
+    ours = signatures(ROMATCH)
+    assert {name: real[name] for name in ours} == ours
