@@ -12,15 +12,25 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 from mbasfm.config import Config
 from mbasfm.detector_free import chooser_of, match_as_images
 from mbasfm.errors import InputError
-from mbasfm.infer import colors_of, counts, depth_key, describe_photos, estimate_depths, keypoints_of, match_pairs
+from mbasfm.infer import (
+    colors_of,
+    counts,
+    depth_key,
+    describe_photos,
+    estimate_depths,
+    keypoints_of,
+    match_pairs,
+    photo_vectors,
+)
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.io.lists import read_pairs
 from mbasfm.models.base import DepthEstimate, Features, ImageMatcher
+from mbasfm.models.dinov2 import Dinov2
 from mbasfm.models.flat import flat_depth
 from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
 from mbasfm.models.weights import looking_in
-from mbasfm.pairs import choose_pairs, looks_ordered
+from mbasfm.pairs import Looks, choose_pairs, looks_ordered
 from mbasfm.sampling import Keypoints
 from mbasfm.watch import Watch
 
@@ -100,7 +110,7 @@ def _match(
         facts["mean"] = round(float(np.mean([len(item.features.pixels) for item in described])))
     features, colors = [item.features for item in described], [item.colors for item in described]
     with watch.stage("pairs") as facts:
-        pairs, why = _choose_pairs(photos, features, chooser, config)
+        pairs, why = _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, watch))
         if wanted is not None:
             pairs, why = pairs[wanted[pairs].any(1)], "those of photographs with few matches"
         facts.update(pairs=len(pairs), why=why)
@@ -173,8 +183,22 @@ def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch
         )
 
 
+def looks_of(photos: Sequence[Photo], config: Config, cache: Cache, watch: Watch) -> Looks | None:
+    """How photographs are compared by a network, if its weights are on this machine."""
+    with looking_in(config.weights, config.models_path):
+        folder = Dinov2.find()
+    if folder is None:
+        return None
+
+    def vectors() -> Float32[np.ndarray, "N D"]:
+        found = photo_vectors(photos, Dinov2(folder), cache)
+        return np.stack(list(watch.each(found, len(photos), "looks")))
+
+    return Looks(Dinov2.name, vectors)
+
+
 def _choose_pairs(
-    photos: Sequence[Photo], features: Sequence[Features], matcher: Any, config: Config
+    photos: Sequence[Photo], features: Sequence[Features], matcher: Any, config: Config, looks: Looks | None
 ) -> tuple[Int64[np.ndarray, "P 2"], str]:
     names = [photo.name for photo in photos]
     if config.pairs not in PAIR_MODES:
@@ -185,4 +209,4 @@ def _choose_pairs(
         known = {tuple(sorted((number[a], number[b]))) for a, b in given if a in number and b in number}
         return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), "those that the matcher has"
     descriptors = [item.descriptors for item in features]
-    return choose_pairs(config.pairs, descriptors, looks_ordered(names), config.seed)  # type: ignore[arg-type]
+    return choose_pairs(config.pairs, descriptors, looks_ordered(names), config.seed, looks=looks)  # type: ignore[arg-type]

@@ -119,6 +119,15 @@ def _estimate_together(photos: Sequence[Photo], model: Any) -> dict[Photo, Depth
     return dict(zip(photos, estimates, strict=True))
 
 
+def photo_vectors(photos: Sequence[Photo], model: Any, cache: Cache) -> Iterator[Float32[np.ndarray, " D"]]:
+    """One vector of every photograph that says how it looks as a whole."""
+
+    def compute(photo: Photo) -> dict[str, np.ndarray]:
+        return {"vector": model.vector(read_upright(photo.path))}
+
+    return (cache.get(f"vector|{model.key}|{photo.digest}", partial(compute, photo))["vector"] for photo in photos)
+
+
 def counts(photo: Photo, pixels: Float32[np.ndarray, "M 2"]) -> Bool[np.ndarray, " M"]:
     """Whether pixels lie where the photograph's mask does not say to ignore it."""
     return values_at(read_mask(photo), pixels / np.array([photo.width, photo.height], np.float32))

@@ -1,13 +1,14 @@
 """Which pairs of photographs are worth matching: all, neighbours in a sequence, or those that look alike.
 
-Looks are compared by one vector per photograph: its local descriptors, aggregated over visual words that are learned
-from the run's own photographs. Nothing has to be downloaded, and any matcher's descriptors will do.
+Looks are compared by one vector per photograph: a network's, where there is one, else its local descriptors, aggregated
+over visual words that are learned from the run's own photographs. For that nothing has to be downloaded, and any
+matcher's descriptors will do.
 """
 
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,10 +50,24 @@ class PairSettings:
 DEFAULT_SETTINGS = PairSettings()
 
 
+@dataclass(frozen=True)
+class Looks:
+    """How photographs are compared."""
+
+    name: str
+    vectors: Callable[[], Float32[np.ndarray, "N D"]]
+    """One of unit length per frame, made when it is needed."""
+
+
 def choose_pairs(
-    mode: Mode, descriptors: Descriptors, ordered: bool, seed: int, settings: PairSettings = DEFAULT_SETTINGS
+    mode: Mode,
+    descriptors: Descriptors,
+    ordered: bool,
+    seed: int,
+    settings: PairSettings = DEFAULT_SETTINGS,
+    looks: Looks | None = None,
 ) -> tuple[Pairs, str]:
-    """Pairs to match, and a sentence that says what was chosen and why."""
+    """Pairs to match, and a sentence that says what was chosen and why; ``looks`` goes before the descriptors."""
     num_frames = len(descriptors)
     if mode == "exhaustive":
         return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as asked for."
@@ -62,10 +77,11 @@ def choose_pairs(
         return sequential_pairs(num_frames, settings.overlap), f"{what}, as asked for{doubt}."
     if mode == "auto" and num_frames <= settings.exhaustive_up_to:
         return exhaustive_pairs(num_frames), f"All pairs, as there are only {num_frames} frames."
-    if not any(array.shape[1] for array in descriptors):
+    if looks is None and not any(array.shape[1] for array in descriptors):
         return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as there is nothing to compare by."
-    pairs = retrieval_pairs(vlad(descriptors, seed, settings.num_words), settings.num_neighbours)
-    what = f"Each of {num_frames} frames with the {settings.num_neighbours} that look most alike"
+    looks = looks or Looks("VLAD of local features", lambda: vlad(descriptors, seed, settings.num_words))
+    pairs = retrieval_pairs(looks.vectors(), settings.num_neighbours)
+    what = f"Each of {num_frames} frames with the {settings.num_neighbours} that look most alike (by {looks.name})"
     if mode == "retrieval":
         return pairs, f"{what}, as asked for."
     why = f"as there are more than {settings.exhaustive_up_to} frames"

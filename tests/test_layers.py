@@ -111,6 +111,7 @@ LAYERS = (
     "models.depth_anything",
     "models.depth_pro",
     "models.zoedepth",
+    "models.dinov2",
     "models.foreign",
     "models.dust3r",
     "models.moge",

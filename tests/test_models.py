@@ -150,6 +150,25 @@ def test_a_point_map_gives_depth_and_focal_length(tmp_path):
     assert estimate.focal_px == pytest.approx(700.0, rel=1e-3) and estimate.is_metric
 
 
+def test_an_incidence_field_beside_disparity_gives_the_focal_length(tmp_path):
+    """A share of wrong rays does not matter."""
+    (tmp_path / "a").mkdir()
+    one = photo()
+    u, v = ((np.arange(size) + 0.5) / size - 0.5 for size in (32, 24))
+    x, y = np.meshgrid(u * one.width / 300.0, v * one.height / 300.0)
+    rays = np.stack([x, y, np.ones_like(x)], -1)
+    rays /= np.linalg.norm(rays, axis=-1, keepdims=True)
+    rays[::3] = np.random.default_rng(0).normal(size=(8, 32, 3))
+    disparity = np.linspace(1, 2, 24 * 32).reshape(24, 32)
+    np.savez(tmp_path / "a" / "1.npz", disparity=disparity, rays=rays)
+    estimate = load_model("depth", f"files:{tmp_path}").estimate(one, blank(one))
+    assert estimate.is_disparity and estimate.focal_px == pytest.approx(300.0, rel=0.02)
+    np.testing.assert_allclose(estimate.values, disparity, rtol=1e-6)
+    np.savez(tmp_path / "a" / "1.npz", disparity=disparity, rays=rays[..., 0])
+    with pytest.raises(InputError, match="1.npz: rays must be three numbers per pixel"):
+        load_model("depth", f"files:{tmp_path}").estimate(one, blank(one))
+
+
 def test_bad_depth_files_are_refused_by_name(tmp_path):
     (tmp_path / "a").mkdir()
     model = load_model("depth", f"files:{tmp_path}")

@@ -195,7 +195,7 @@ def test_automatic_choice():
     assert as_set(found) == alike and "more than 47 frames" in sentence
     found, sentence = choose_pairs("auto", frames, ordered=True, seed=1, settings=few)
     assert as_set(found) == alike | following and found.tolist() == sorted(found.tolist())
-    assert "the 4 that look most alike and the 3 following" in sentence
+    assert "the 4 that look most alike (by VLAD of local features) and the 3 following" in sentence
 
 
 def test_a_choice_asked_for_is_made():

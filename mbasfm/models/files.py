@@ -21,7 +21,8 @@ class FilesDepth:
 
     npy: an array; npz: its entry ``depth`` or ``disparity``, or its only one; 16-bit PNG: millimetres, 0 for unknown;
     EXR and TIFF: floats. A map may have any resolution; it spans the whole image. Three numbers per pixel are a point
-    map in the camera's frame: its z is the depth, and its rays tell the focal length.
+    map in the camera's frame: its z is the depth, and its rays tell the focal length. So does an entry ``rays`` of an
+    npz, an incidence field, beside depth or disparity.
     """
 
     licence = "that of your files"
@@ -47,12 +48,15 @@ class FilesDepth:
         if path is None:
             looked = ", ".join(Path(photo.name).with_suffix(suffix).as_posix() for suffix in SUFFIXES[:3])
             raise InputError(f"{photo.name}: no depth map in {self.folder}; looked for {looked} ...")
-        values, is_disparity = self._read(path)
+        values, is_disparity, rays = self._read(path)
+        if _is_field(values):
+            values, is_disparity, rays = values[..., 2], False, values
         focal_px = None
-        if values.ndim == 3 and values.shape[2] == 3 and values.dtype.kind == "f":
-            focal = focal_from_points(values.astype(np.float32), photo.width, photo.height)
+        if rays is not None:
+            if not _is_field(rays):
+                raise InputError(f"{path}: rays must be three numbers per pixel, not shape {rays.shape}")
+            focal = focal_from_points(rays.astype(np.float32), photo.width, photo.height)
             focal_px = focal if np.isfinite(focal) else None
-            values, is_disparity = values[..., 2], False
         if values.ndim != 2 or values.dtype.kind not in "iuf" or not ((values > 0) & np.isfinite(values)).any():
             what = f"values of {values.dtype} in shape {values.shape}"
             raise InputError(f"{path}: not a depth map with at least one known value, but {what}")
@@ -74,24 +78,30 @@ class FilesDepth:
                     return path
         return None
 
-    def _read(self, path: Path) -> tuple[np.ndarray, bool]:
+    def _read(self, path: Path) -> tuple[np.ndarray, bool, np.ndarray | None]:
+        """Values, whether they are disparity, and the rays of the pixels if the file has them."""
         if path.suffix == ".npy":
-            return read_array(path).squeeze(), self._is_disparity
+            return read_array(path).squeeze(), self._is_disparity, None
         if path.suffix == ".npz":
             return self._read_npz(path)
         values = _read_picture(path)
         if values.dtype == np.uint16:
-            return np.where(values > 0, values * MILLIMETRE, np.nan), self._is_disparity
-        return values, self._is_disparity
+            return np.where(values > 0, values * MILLIMETRE, np.nan), self._is_disparity, None
+        return values, self._is_disparity, None
 
-    def _read_npz(self, path: Path) -> tuple[np.ndarray, bool]:
+    def _read_npz(self, path: Path) -> tuple[np.ndarray, bool, np.ndarray | None]:
         arrays = read_arrays(path)
+        rays = arrays.pop("rays", None)
         for name, is_disparity in (("points", False), ("depth", False), ("disparity", True)):
             if name in arrays:
-                return arrays[name].squeeze(), is_disparity
+                return arrays[name].squeeze(), is_disparity, rays
         if len(arrays) != 1:
             raise InputError(f"{path}: has entries {[*arrays]}; name one of them points, depth or disparity")
-        return next(iter(arrays.values())).squeeze(), self._is_disparity
+        return next(iter(arrays.values())).squeeze(), self._is_disparity, rays
+
+
+def _is_field(values: np.ndarray) -> bool:
+    return values.ndim == 3 and values.shape[2] == 3 and values.dtype.kind == "f"
 
 
 def _read_picture(path: Path) -> np.ndarray:
