@@ -63,7 +63,7 @@ class RomaMatcher:
         return PixelMatches(pixels_i, pixels_j, confidence)
 
 
-def _on_grid(values: Float[Tensor, "H W *C"]) -> Float[Tensor, "M *C"]:
+def _on_grid(values: Float[Tensor, "H W *C"]) -> Float[Tensor, " M *C"]:
     return values[STEP_PX // 2 :: STEP_PX, STEP_PX // 2 :: STEP_PX].flatten(0, 1)
 
 
