@@ -229,16 +229,18 @@ ETH = "relief_2/dslr_calibration_undistorted/images.txt"
 BARN = "colmap_raw/training__Barn/0/images.txt"
 GARDEN = "ground_truths/mipnerf360/garden/images.txt"
 BROKEN = [
-    ("plain", "fountain/gt.json", '{"images": {"0.jpg": {"R": [[1, 0]], "t": [0, 0, 0]}}}', ["json, 0.jpg", "3 x 3"]),
+    ("plain", "fountain/gt.json", '{"images": {"0.jpg": {"R": [[1, 0]], "t": [0, 0, 0]}}}', ["line 1, 0.jpg", "3 x 3"]),
     ("plain", "fountain/gt.json", '{"images": {"0.jpg": {"R": [[NaN, 0]], "t": [0, 0, 0]}}}', ["line 1", "NaN"]),
-    ("plain", "fountain/images/2.jpg", None, ["gt.json speaks of 2.jpg", "is missing"]),
-    ("plain", "fountain/reloc.json", '{"map": ["9.jpg"], "query": []}', ["reloc.json: no image is named 9.jpg"]),
+    ("plain", "fountain/gt.json", '{"images": {\n"0.jpg": {"t": [0, 0, 0]}}}', ["gt.json, line 2, 0.jpg", "needs"]),
+    ("plain", "fountain/gt.json", None, ["gt.json is missing"]),
+    ("plain", "fountain/images/2.jpg", None, ["gt.json, line 1, speaks of 2.jpg", "is missing"]),
+    ("plain", "fountain/reloc.json", '{"map": ["9.jpg"], "query": []}', ["reloc.json, line 1", "named 9.jpg"]),
     ("plain", "fountain/reloc.json", '{"map": ["0.jpg"]}', ["reloc.json", '"map" and "query"']),
     ("plain", "fountain/reloc.json", '{"map_dir": "../x", "map": [], "query": []}', ["x/gt.json is missing"]),
     ("eth3d", ETH, None, ["images.txt is missing", "eth3d.net"]),
     ("eth3d", ETH, COLMAP_NAN, ["images.txt, line 1", "finite"]),
     ("eth3d", ETH, COLMAP_COLUMNS, ["images.txt, line 2"]),
-    ("eth3d", ETH, COLMAP_UNKNOWN, ["not_there.jpg is missing", "eth3d.net"]),
+    ("eth3d", ETH, COLMAP_UNKNOWN, ["images.txt, line 1,", "not_there.jpg is missing", "eth3d.net"]),
     ("imc2021", "british_museum/set_100/calibration/calibration_1_a.h5", None, ["1_a.h5 is missing", "ubc"]),
     ("imc2021", "british_museum/set_100/sub_set/3bag_000.txt", "0_a.jpg\nx.jpg", ["3bag_000.txt, line 2", "x.jpg"]),
     ("scannet", "scene0707_00/pose/2.txt", None, ["2.txt is missing", "ScanNet"]),
@@ -250,10 +252,11 @@ BROKEN = [
     ("tanks-and-temples", BARN, None, ["0: no images.bin"]),
     ("tanks-and-temples", BARN, COLMAP_NAN, ["images.txt, line 1"]),
     ("tanks-and-temples", BARN, COLMAP_COLUMNS, ["images.txt, line 2"]),
-    ("tanks-and-temples", BARN, COLMAP_UNKNOWN, ["not_there.jpg is missing", "tanksandtemples.org"]),
+    ("tanks-and-temples", BARN, COLMAP_UNKNOWN, ["images.txt, line 1,", "not_there.jpg is missing", "temples.org"]),
     ("7scenes", "chess/TestSplit.txt", None, ["TestSplit.txt is missing", "microsoft.com"]),
     ("7scenes", "chess/TestSplit.txt", "sequence3\nseq-04", ["TestSplit.txt, line 2"]),
-    ("7scenes", "chess/TestSplit.txt", "sequence9", ["seq-09 is missing"]),
+    ("7scenes", "chess/TestSplit.txt", "sequence3\nsequence9", ["TestSplit.txt, line 2", "seq-09 is missing"]),
+    ("7scenes", "chess/seq-02/frame-000001.pose.txt", NO_ROTATION, ["frame-000001.pose.txt, line 1: not a rotation"]),
     ("7scenes", "chess/seq-02/frame-000001.pose.txt", None, ["frame-000001.pose.txt is missing"]),
     ("7scenes", "chess/seq-02/frame-000001.pose.txt", NAN_POSE, ["frame-000001.pose.txt, line 1"]),
     ("7scenes", "chess/seq-02/frame-000001.pose.txt", WRONG_COLUMNS, ["frame-000001.pose.txt, line 2"]),
@@ -265,7 +268,7 @@ BROKEN = [
     ("fastmap", GARDEN, None, ["garden: no images.bin"]),
     ("fastmap", GARDEN, COLMAP_NAN, ["images.txt, line 1"]),
     ("fastmap", GARDEN, COLMAP_COLUMNS, ["images.txt, line 2"]),
-    ("fastmap", GARDEN, COLMAP_UNKNOWN, ["not_there.jpg is missing", "huggingface.co"]),
+    ("fastmap", GARDEN, COLMAP_UNKNOWN, ["images.txt, line 1,", "not_there.jpg is missing", "huggingface.co"]),
 ]  # fmt: skip
 
 
@@ -279,6 +282,27 @@ def test_a_broken_folder_is_explained(name, file, content, words, tmp_path):
         (tmp_path / file).write_text(content)
     with pytest.raises(InputError) as caught:
         open_dataset(name, tmp_path).load(scene)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('[\n{"fname": "a.jpg", "c2w": [[1, 0]]}]', ["line 2, entry 0 (a.jpg)", "3 x 4 or 4 x 4"]),
+        ('[{"fname": "a.jpg"}]', ["rubble.json", "fname, c2w"]),
+        ('[{"fname": "a.jpg",\n"c2w": [[NaN]]}]', ["rubble.json, line 2", "NaN"]),
+        (
+            '[\n\n{"fname": "x.jpg", "c2w": [[1,0,0,0],[0,1,0,0],[0,0,1,0]]}]',
+            ["json, line 3", "x.jpg is missing"],
+        ),
+        ('[{"fname": "a.jpg", "c2w": [[2,0,0,0],[0,1,0,0],[0,0,1,0]]}]', ["line 1, entry 0", "not a rotation"]),
+    ],
+)
+def test_a_broken_list_of_fastmap_is_explained(content, words, tmp_path):
+    write_fastmap(tmp_path)
+    (tmp_path / "ground_truths" / "mill19" / "rubble.json").write_text(content)
+    with pytest.raises(InputError) as caught:
+        open_dataset("fastmap", tmp_path).load("mill19/rubble")
     assert all(word in str(caught.value) for word in words), caught.value
 
 

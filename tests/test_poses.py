@@ -189,7 +189,7 @@ def test_poses_without_names_must_be_as_many_as_photographs(tmp_path):
         ("images.txt", "1 0 0 0 0 0 0 0 1 1.jpg\n", "images.txt, line 1: .*a quaternion that is not zero"),
         ("t.json", "{", "cannot be read as JSON"),
         ("t.json", "[]", 'neither "frames" as in transforms.json nor "images"'),
-        ("t.json", '{"frames": [{"file_path": "a"}]}', "frame 0, transform_matrix: must be 3 x 4 or 4 x 4 "),
+        ("t.json", '{"frames": [{"file_path": "a"}]}', "line 1, frame 0, transform_matrix: must be 3 x 4 or 4 x 4 "),
         ("t.json", '{"frames": [3]}', 'frame 0: no "file_path"'),
         ("t.json", '{"images": {"a": {"R": [[1, 0, 0], [0, 1, 0], [0, 0, 2]], "t": [0, 0, 0]}}}', "a: not a rotation"),
         ("t.json", '{"images": {"a": {"R": 1}}}', 'a: needs "R"'),

@@ -18,6 +18,7 @@ from mbasfm.evaluation import CURVE_CM, CURVE_DEG
 from mbasfm.protocols import Protocol, find_protocol
 from mbasfm.report_page import read_template
 
+WORDS = ("scene", "variant", "method", "measure", "whose")
 NUM_STYLES = 8
 NUM_DASHES = 3
 CURVE_TICKS_DEG = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
@@ -29,9 +30,7 @@ def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[
     rows, totals = summarise(records), means(recipe, records)
     failed = [record for record in records if record["status"] != "ok"]
     scenes = len({row.scene for row in rows})
-    summary = (
-        f"{len(records)} runs over {scenes} scenes; {len(failed) or 'none'} failed. Version {records[0]['version']},"
-    )
+    summary = f"{len(records)} runs over {scenes} scene{'s' * (scenes > 1)}; {len(failed) or 'none'} failed. Version {records[0]['version']},"
     return Template(read_template("bench.html")).substitute(
         title=escape(recipe.title),
         style=read_template("report.css") + read_template("bench.css"),
@@ -65,8 +64,11 @@ def _paired(recipe: Recipe, records: Sequence[Record]) -> str:
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Columns of published figures look different."""
-    kinds = [" class=published" if name.endswith("(published)") else "" for name in header]
+    """Columns of words and of published figures look different."""
+    kinds = [
+        " class=published" if name.endswith("(published)") else " class=words" if name in WORDS else ""
+        for name in header
+    ]
     head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(header, kinds, strict=True))
     lines = []
     for cells in body:

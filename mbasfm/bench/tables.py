@@ -87,7 +87,7 @@ def ours_against_best(recipe: Recipe, rows: Sequence[Row]) -> tuple[list[str], l
                 ratio = f"{mine / best:.2f}" if best > 0 else ""
                 values = [value_text(mine), value_text(best), f"{mine - best:+.3f}", ratio]
                 body.append([*place, *values, ranked[0].method])
-    return ["scene", "variant", "method", "measure", "ours", "best other", "difference", "ratio", "of"], body
+    return ["scene", "variant", "method", "measure", "ours", "best other", "difference", "ratio", "whose"], body
 
 
 def _best_first(rows: Sequence[Row], measures: Sequence[str]) -> list[Row]:

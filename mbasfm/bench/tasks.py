@@ -47,7 +47,7 @@ class Task(Protocol):
 
 CONTENT_STAGES = (
     *("photos", "depth", "features", "pairs", "matching"),
-    *("map features", "map depth", "between"),
+    *("map features", "map depth"),
 )
 """Found in the cache by all runs of a scene but the first."""
 MAPPING_STAGES = ("adjust", "depth check", "polish", "retry", "map", "register")

@@ -11,6 +11,7 @@ from jaxtyping import Float32, Float64
 from mbasfm.config import Grouping
 from mbasfm.errors import InputError
 from mbasfm.io.colmap import StoredCamera, numbered_lines
+from mbasfm.io.plain import line_of
 from mbasfm.io.poses import PoseFile, nearest_rotation
 
 MAX_FOCAL_RATIO = 1.01
@@ -160,9 +161,10 @@ def scene_of_poses(name: str, images: Path, poses: PoseFile, published: Publishe
     names = tuple(poses.names[row] for row in order)
     missing = next((image for image in names if not (images / image).is_file()), None)
     if missing is not None:
+        line = f", line {line_of(poses.path, missing)}," if poses.path.suffix in (".txt", ".json") else ""
         raise InputError(
-            f"{poses.path} speaks of {missing}, but {images / missing} is missing; {published.title} is published at"
-            f" {published.url}"
+            f"{poses.path}{line} speaks of {missing}, but {images / missing} is missing; {published.title} is published"
+            f" at {published.url}"
         )
     cameras = tuple(poses.cameras[row] for row in order)
     return DatasetScene(name, images, names, poses.cam_from_world[order], cameras, grouping=_grouping(cameras))

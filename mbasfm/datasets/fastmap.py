@@ -4,14 +4,16 @@ Groups are MipNeRF-360, Tanks and Temples in three parts, NeRF-OSR, DroneDeploy,
 A scene is named GROUP/SCENE. Its evaluation also reads truth as a JSON list of {fname, c2w}, and so does this.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float64
 
 from mbasfm.datasets.base import DatasetScene, Published, invert_pose, scene_of_poses
 from mbasfm.errors import InputError
-from mbasfm.io.plain import read_json
+from mbasfm.io.plain import line_of, read_json
 from mbasfm.io.poses import PoseFile, read_poses
 
 PUBLISHED = Published("FastMap's collection", "https://huggingface.co/datasets/whc/fastmap_sfm")
@@ -57,7 +59,14 @@ def _from_list(path: Path) -> PoseFile:
     poses = []
     for number, (name, matrix) in enumerate(rows):
         place = f"{path}, entry {number} ({name})"
-        if matrix.shape not in ((3, 4), (4, 4)) or not np.isfinite(matrix).all():
-            raise InputError(f"{place}: c2w must be 3 x 4 or 4 x 4 finite numbers")
-        poses.append(invert_pose(matrix, place))
+        try:
+            poses.append(_pose(matrix, place))
+        except InputError:  # once more, with the line, which has to be looked for
+            _pose(matrix, f"{path}, line {line_of(path, json.dumps(name))}, entry {number} ({name})")
     return PoseFile(path, tuple(name for name, _ in rows), np.array(poses).reshape(-1, 3, 4), (None,) * len(rows))
+
+
+def _pose(world_from_cam: np.ndarray, place: str) -> Float64[np.ndarray, "3 4"]:
+    if world_from_cam.shape not in ((3, 4), (4, 4)) or not np.isfinite(world_from_cam).all():
+        raise InputError(f"{place}: c2w must be 3 x 4 or 4 x 4 finite numbers")
+    return invert_pose(world_from_cam, place)

@@ -1,11 +1,12 @@
 """Scenes as images/ and gt.json: {"images": {name: {K, width, height, R, t}}}, reloc.json with lists map and query."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mbasfm.datasets.base import DatasetScene, Published, scene_of_poses
 from mbasfm.errors import InputError
-from mbasfm.io.plain import read_json
+from mbasfm.io.plain import line_of, read_json
 from mbasfm.io.poses import read_poses
 
 PUBLISHED = Published("the plain form", "docs/evaluation.md, which says what to put there")
@@ -47,7 +48,7 @@ def _with_splits(scene: DatasetScene, path: Path) -> DatasetScene:
     for names, place in ((mapped, elsewhere or scene), (queries, scene)):
         unknown = next((name for name in names if name not in place.names), None)
         if unknown is not None:
-            raise InputError(f"{path}: no image is named {unknown}")
+            raise InputError(f"{path}, line {line_of(path, json.dumps(unknown))}: no image is named {unknown}")
     if elsewhere is None:
         return replace(scene, splits={"map": mapped, "query": queries})
     return replace(scene, splits={"query": queries}, map_scene=elsewhere.only(mapped))

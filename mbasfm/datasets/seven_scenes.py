@@ -49,7 +49,7 @@ class SevenScenes:
         splits: dict[str, tuple[str, ...]] = {}
         for split, file in SPLIT_FILES.items():
             sequences = _sequences(PUBLISHED.need(folder / file))
-            paths = [path for name in sequences for path in sorted(PUBLISHED.need(folder / name).glob("*.color.png"))]
+            paths = [path for sequence in sequences for path in sorted(sequence.glob("*.color.png"))]
             splits[split] = tuple(path.relative_to(folder).as_posix() for path in paths)
         names = tuple(sorted(splits["map"] + splits["query"]))
         if not names:
@@ -78,14 +78,17 @@ def color_depth(folder: Path, name: str) -> Float32[np.ndarray, "H W"]:
     return np.where(np.isfinite(seen), seen, np.float32(np.nan))
 
 
-def _sequences(path: Path) -> list[str]:
+def _sequences(path: Path) -> list[Path]:
     """Lines like `sequence1` as folders like seq-01."""
     found = []
     for place, line in numbered_lines(path):
         match = re.fullmatch(r"sequence(\d+)", line)
         if line and match is None:
             raise InputError(f"{place}: not 'sequence' and a number ({line!r})")
-        found += [f"seq-{int(match[1]):02d}"] if match else []
+        if match is not None:
+            found.append(path.with_name(f"seq-{int(match[1]):02d}"))
+            if not found[-1].is_dir():
+                raise InputError(f"{place}: {found[-1]} is missing; {PUBLISHED.title} is published at {PUBLISHED.url}")
     return found
 
 

@@ -3,6 +3,7 @@
 Whatever a file's own convention, poses are cam_from_world with OpenCV axes when they leave this module.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +26,10 @@ from mbasfm.io.colmap import (
     stored_camera,
 )
 from mbasfm.io.names import join_names
-from mbasfm.io.plain import read_json
+from mbasfm.io.plain import line_of, read_json
 
 TUM_NUMBERS, KITTI_NUMBERS = 7, 12
+FILE_PATH = '"file_path"'
 NUMBERED = "# number"
 """How a trajectory begins that counts photographs instead of seconds."""
 COLUMNS = "neither TUM's 'time tx ty tz qx qy qz qw' nor KITTI's 12 numbers"
@@ -164,9 +166,9 @@ def _from_colmap(path: Path) -> PoseFile:
 def _from_json(path: Path) -> PoseFile:
     content = read_json(path)
     if isinstance(content, dict) and isinstance(content.get("frames"), list):
-        rows = [_nerfstudio_frame(content, frame, f"{path}, frame {n}") for n, frame in enumerate(content["frames"])]
+        rows = [_nerfstudio_row(content, frame, path, number) for number, frame in enumerate(content["frames"])]
     elif isinstance(content, dict) and isinstance(content.get("images"), dict):
-        rows = [_plain_image(name, entry, f"{path}, {name}") for name, entry in content["images"].items()]
+        rows = [_plain_row(name, entry, path) for name, entry in content["images"].items()]
     else:
         raise InputError(
             f'{path}: neither "frames" as in transforms.json nor "images" as in {{"images": {{"a.jpg": {{"R": ...,'
@@ -179,6 +181,21 @@ def _from_json(path: Path) -> PoseFile:
 
 
 Row = tuple[str, Float64[np.ndarray, "3 4"], StoredCamera | None]
+
+
+def _nerfstudio_row(content: Mapping[str, Any], frame: object, path: Path, number: int) -> Row:
+    try:
+        return _nerfstudio_frame(content, frame, f"{path}, frame {number}")
+    except InputError:  # once more, with the line, which has to be looked for
+        place = f"{path}, line {line_of(path, FILE_PATH, number + 1)}, frame {number}"
+        return _nerfstudio_frame(content, frame, place)
+
+
+def _plain_row(name: str, entry: object, path: Path) -> Row:
+    try:
+        return _plain_image(name, entry, f"{path}, {name}")
+    except InputError:
+        return _plain_image(name, entry, f"{path}, line {line_of(path, json.dumps(name))}, {name}")
 
 
 def _nerfstudio_frame(content: Mapping[str, Any], frame: object, place: str) -> Row:
