@@ -29,16 +29,36 @@ class Code:
         """What to type to get it."""
         return f"pip install {self.package}" if self.package else clone_command(self.repository, self.clone_options)
 
+    def find_module(self) -> str:
+        """The first module that is in the clone or installed, not imported yet; empty if none is."""
+        clone = find_clone(self.repository)
+        for name in self.modules:
+            top = name.partition(".")[0]
+            if (clone is not None and (clone / self.inside / top).is_dir()) or find_spec(top):
+                return name
+        return ""
+
     def enter_clone(self) -> None:
         """Let the clone's modules be found, before installed ones."""
         clone = find_clone(self.repository)
         if clone is not None and (place := str(clone / self.inside)) not in sys.path:
             sys.path.insert(0, place)
 
-    def find_module(self) -> str:
-        """The first module that is there, not imported yet; empty if none is."""
+    def missing(self) -> str:
+        """The command that gets it; empty if it is there."""
+        return "" if self.find_module() else self.get_command()
+
+    def load(self, network: str, module: str = "") -> Any:
+        """Import a module, by default the first that is there; raise InputError if that fails."""
+        name = module or self.find_module()
         self.enter_clone()
-        return next((name for name in self.modules if find_spec(name.partition(".")[0])), "")
+        try:
+            return importlib.import_module(name)
+        except Exception as error:  # it is others' code: whatever it needs and does not find
+            where = find_clone(self.repository) or f"the module {name}"
+            raise InputError(
+                f"{network}: {where} cannot be imported ({type(error).__name__}: {error}); install what it asks for"
+            ) from error
 
 
 class ForeignDepth(NetworkDepth):
@@ -49,14 +69,7 @@ class ForeignDepth(NetworkDepth):
     @classmethod
     def missing_code(cls) -> str:
         """The package to install or the repository to clone."""
-        return "" if cls.code.find_module() else cls.code.get_command()
+        return cls.code.missing()
 
     def _import(self, module: str = "") -> Any:
-        name = module or self.code.find_module()
-        try:
-            return importlib.import_module(name)
-        except Exception as error:  # it is others' code: whatever it needs and does not find
-            where = find_clone(self.code.repository) or f"the module {name}"
-            raise InputError(
-                f"{self.name}: {where} cannot be imported ({type(error).__name__}: {error}); install what it asks for"
-            ) from error
+        return self.code.load(self.name, module)

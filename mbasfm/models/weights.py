@@ -157,7 +157,7 @@ def clone_folders() -> list[Path]:
 
 def clone_command(repository: str, options: str = "") -> str:
     """What to type to get a clone to where `find_clone` looks."""
-    name = repository.partition("/")[2]
-    folder = _folder(CLONES_VARIABLE)
-    target = str(folder / name) if folder else f"${CLONES_VARIABLE}/{name}"
-    return f"git clone {options}https://github.com/{repository} {target}"
+    import torch
+
+    folder = _folder(CLONES_VARIABLE) or Path(torch.hub.get_dir())
+    return f"git clone {options}https://github.com/{repository} {folder / repository.partition('/')[2]}"
