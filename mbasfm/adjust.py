@@ -17,7 +17,7 @@ from mbasfm.objective import Binning
 from mbasfm.pose_priors import PosePriors
 from mbasfm.solve_adam import solve_adam
 from mbasfm.solve_lm import Problem, Step, solve_lm
-from mbasfm.types import Cameras, Fixed, Samples
+from mbasfm.types import Cameras, Fixed, SampleSource
 from mbasfm.unknowns import PriorTerm, find_gauge, fix_roots, make_priors
 from mbasfm.validate import check_inputs, check_stage
 
@@ -44,7 +44,7 @@ class Adjustment:
 
 def adjust(
     cameras: Cameras,
-    samples: Samples,
+    samples: SampleSource,
     stage: Stage | Sequence[Stage],
     fixed: Fixed | None = None,
     on_step: OnStep | None = None,
@@ -85,7 +85,7 @@ def adjust(
     return _report(cameras, samples, problem, priors, fixed, tuple(history))
 
 
-def make_problem(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed) -> Problem:
+def make_problem(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fixed) -> Problem:
     """Everything that stays the same while a stage runs."""
     gauge = find_gauge(samples, fixed)
     unknowns = number_unknowns(fix_roots(fixed, gauge), cameras.intrinsics)
@@ -96,7 +96,7 @@ def make_problem(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed)
     if stage.residual == "split":
         form = SplitForm.build(samples, cameras.num_frames, binning, stage.loss)
     else:
-        form = IsotropicForm(samples, cameras.num_frames, binning, stage.loss, stage.per_star)
+        form = IsotropicForm.build(samples, cameras.num_frames, binning, stage.loss, stage.per_star)
     return Problem(form, samples, unknowns, Pairing.build(samples.edges, cameras.num_frames), gauge, stage)
 
 
@@ -107,7 +107,7 @@ def _priors(cameras: Cameras, problem: Problem, pose_priors: PosePriors | None) 
 
 def _run(
     cameras: Cameras,
-    samples: Samples,
+    samples: SampleSource,
     stage: Stage,
     fixed: Fixed,
     record: OnStep,
@@ -119,7 +119,7 @@ def _run(
     return solver(problem, cameras, priors, lambda step, state: record(stage, step, state))
 
 
-def _drop_settled(samples: Samples, cameras: Cameras, fixed: Fixed) -> tuple[Samples, Fixed]:
+def _drop_settled(samples: SampleSource, cameras: Cameras, fixed: Fixed) -> tuple[SampleSource, Fixed]:
     """Leave out edges that no unknown can change, and hold frames without edges: they must not blur histograms."""
     i, j = samples.edges.unbind(-1)
     unknowns = number_unknowns(fixed, cameras.intrinsics)
@@ -129,21 +129,21 @@ def _drop_settled(samples: Samples, cameras: Cameras, fixed: Fixed) -> tuple[Sam
     free = pose[i] | pose[j] | depth[i] | intrinsic[i] | intrinsic[j]
     if not bool(free.any()):
         raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
-    active = samples if bool(free.all()) else Samples(samples.edges[free], samples.data[free], samples.weight[free])
+    active = samples if bool(free.all()) else samples.select(free)
     seen = torch.bincount(active.edges.flatten(), minlength=cameras.num_frames) > 0
     source = torch.bincount(active.edges[:, 0], minlength=cameras.num_frames) > 0
     held = replace(fixed, pose=fixed.pose | ~seen, scale=fixed.scale | ~source, shift=fixed.shift | ~source)
     return active, held
 
 
-def _restart(cameras: Cameras, samples: Samples, fixed: Fixed, stuck: Bool[Tensor, " N"]) -> Cameras:
+def _restart(cameras: Cameras, samples: SampleSource, fixed: Fixed, stuck: Bool[Tensor, " N"]) -> Cameras:
     """Start stuck frames again from their best neighbours, one at a time, with all others held."""
     for frame in torch.nonzero(stuck).flatten().tolist():
         mine = (samples.edges == frame).any(-1)
-        near = Samples(samples.edges[mine], samples.data[mine], samples.weight[mine])
+        near = samples.select(mine)
         others = near.edges[near.edges != frame]
         mass = torch.zeros(cameras.num_frames, dtype=torch.float64)
-        mass.index_add_(0, others, near.weight.sum(-1).double())
+        mass.index_add_(0, others, near.edge_mass())
         mass[stuck] = 0
         hold = Fixed(*(value | (torch.arange(cameras.num_frames) != frame) for value in vars(fixed).values()))
         candidates = []
@@ -156,7 +156,7 @@ def _restart(cameras: Cameras, samples: Samples, fixed: Fixed, stuck: Bool[Tenso
     return cameras
 
 
-def _start_at(cameras: Cameras, near: Samples, hold: Fixed, frame: int, neighbour: int) -> tuple[float, Cameras]:
+def _start_at(cameras: Cameras, near: SampleSource, hold: Fixed, frame: int, neighbour: int) -> tuple[float, Cameras]:
     """Give the frame its neighbour's pose and let the coarse stage find its own; returns the score too."""
     pose = cameras.cam_from_world.clone()
     pose[frame] = pose[neighbour]
@@ -171,7 +171,7 @@ def _start_at(cameras: Cameras, near: Samples, hold: Fixed, frame: int, neighbou
 
 def _report(
     cameras: Cameras,
-    samples: Samples,
+    samples: SampleSource,
     problem: Problem,
     priors: PriorTerm,
     fixed: Fixed,

@@ -26,7 +26,6 @@ from mbasfm.normal import (
     dense_matrix,
 )
 from mbasfm.objective import WeightTable
-from mbasfm.residuals import relative_poses
 from mbasfm.solve_lm import Problem, linearize
 from mbasfm.types import Cameras
 from mbasfm.unknowns import Gauge, PriorTerm
@@ -67,8 +66,7 @@ def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Fl
 def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[NormalEquations, Float[Tensor, "N U"]]:
     """Normal equations with the solver's weights, and the gradient of each source frame's residuals."""
     unknowns, edges = problem.unknowns, problem.samples.edges
-    j_from_i = relative_poses(cameras, problem.samples)
-    equations = NormalEquations(problem.pairing, j_from_i, unknowns)
+    equations = NormalEquations(problem.pairing, cameras, unknowns)
     dense = unknowns.count <= DENSE_LIMIT
     scores = torch.zeros(cameras.num_frames if dense else 0, unknowns.count + 1, dtype=torch.float64)
     column = torch.where(unknowns.index >= 0, unknowns.index, unknowns.count)  # the last one collects what is fixed
@@ -82,6 +80,7 @@ def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[No
             scores.index_put_((i[:, None].expand_as(columns), columns), gradient, accumulate=True)
 
     problem.form.linearize(cameras, frozen, unknowns.columns, sink)
+    problem.form.share.total(*equations.sums, scores)
     return equations, scores[:, :-1]
 
 

@@ -7,11 +7,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mbasfm.config import COARSE, Stage
+from mbasfm.distributed import deal
 from mbasfm.forms import NO_INTRINSICS, RATIO_BINNING, SplitForm, estimate_noise, stream
-from mbasfm.kernels import isotropic, split
-from mbasfm.objective import Binning, count_bins, distribution_from_counts
+from mbasfm.kernels import blocks, isotropic, split
+from mbasfm.objective import Binning, add_bins, distribution_from_counts
 from mbasfm.residuals import REFERENCE_LONG_SIDE
-from mbasfm.types import Cameras, Fixed, Samples
+from mbasfm.types import Cameras, Fixed, SampleSource
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
 MIN_INLIER_SHARE = 0.02
@@ -41,34 +42,33 @@ class Diagnosis:
         return f"only {share:.1f} % of its matches agree with any pose that was tried"
 
 
-def diagnose(cameras: Cameras, samples: Samples, stage: Stage) -> Diagnosis:
+def diagnose(cameras: Cameras, samples: SampleSource, stage: Stage) -> Diagnosis:
     """Measure all frames at the given cameras."""
     num_frames = cameras.num_frames
     form = SplitForm.build(samples, num_frames, Binning(20.0, 100, log_scale=0.2), "mixture")
-    frozen = form.start(cameras)
-    _, statistics = form.measure(cameras, frozen)
+    statistics = form.statistics(cameras, form.start(cameras).next_noise)
     ratio = distribution_from_counts(RATIO_BINNING, statistics.ratio)
     noise = estimate_noise(form.distribution(statistics), ratio)
     counts = torch.zeros(num_frames, REPORT_BINNING.num_bins + 1, dtype=torch.float64)
-    for chunk, block in stream(cameras, samples, NO_INTRINSICS):
+    for chunk, block in stream(cameras, samples, NO_INTRINSICS, form.share):
         index = REPORT_BINNING.index(isotropic(block).squared.sqrt())
-        source = samples.edges[chunk, 0]
-        counts += count_bins(index, block.weight, REPORT_BINNING.num_bins, source, num_frames)
+        add_bins(counts, index, block.weight, samples.edges[chunk, 0])
+    form.share.total(counts)
     distribution = distribution_from_counts(REPORT_BINNING, counts)
     quantiles = torch.stack([distribution.quantile(q) for q in QUANTILES], -1)
     shares, parallax = inlier_shares(cameras, samples, stage), parallaxes_px(cameras, samples)
     return Diagnosis(shares, quantiles, noise.depth, parallax, noise.match_px)
 
 
-def parallaxes_px(cameras: Cameras, samples: Samples) -> Float[Tensor, " N"]:
+def parallaxes_px(cameras: Cameras, samples: SampleSource) -> Float[Tensor, " N"]:
     """Of every frame, the largest over its edges of the median parallax, at a long side of 1024."""
     largest = torch.zeros(cameras.num_frames, dtype=torch.float64)
-    depth_error = samples.data.new_full((), 0.1)
-    for chunk, block in stream(cameras, samples, NO_INTRINSICS):
+    depth_error, share = torch.tensor(0.1, dtype=samples.dtype), deal(blocks(samples), at_random=True)
+    for chunk, block in stream(cameras, samples, NO_INTRINSICS, share):
         slope = split(block, 1.0, depth_error.expand(len(block.raw), 1)).slope
         median = slope.nan_to_num(0.0, 0.0, 0.0).median(-1).values.double()
         largest.scatter_reduce_(0, samples.edges[chunk, 0], median, "amax")
-    return largest
+    return share.largest(largest)
 
 
 def inlier_limit_px(stage: Stage) -> float:
@@ -76,12 +76,13 @@ def inlier_limit_px(stage: Stage) -> float:
     return min(stage.tau_max, INLIER_PX)
 
 
-def inlier_shares(cameras: Cameras, samples: Samples, stage: Stage) -> Float[Tensor, " N"]:
+def inlier_shares(cameras: Cameras, samples: SampleSource, stage: Stage) -> Float[Tensor, " N"]:
     """Share of samples within tau_max (at most INLIER_PX), per frame, over all edges that touch it."""
     good = torch.zeros(cameras.num_frames, dtype=torch.float64)
     total = torch.zeros_like(good)
-    depth_error, limit = samples.data.new_full((), 0.1), inlier_limit_px(stage)
-    for chunk, block in stream(cameras, samples, NO_INTRINSICS):
+    depth_error, limit = torch.tensor(0.1, dtype=samples.dtype), inlier_limit_px(stage)
+    share = deal(blocks(samples), at_random=True)
+    for chunk, block in stream(cameras, samples, NO_INTRINSICS, share):
         if stage.residual == "split":
             parts = split(block, 1.0, depth_error.expand(len(block.raw), 1))
             inside = (parts.across.abs() < limit) & ~parts.prediction.behind
@@ -92,10 +93,11 @@ def inlier_shares(cameras: Cameras, samples: Samples, stage: Stage) -> Float[Ten
         for end in samples.edges[chunk].unbind(-1):
             good.index_add_(0, end, edge_good)
             total.index_add_(0, end, edge_total)
+    share.total(good, total)
     return good / total.clamp_min(1e-30)
 
 
-def find_stuck(cameras: Cameras, samples: Samples, stage: Stage, fixed: Fixed) -> Bool[Tensor, " N"]:
+def find_stuck(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fixed) -> Bool[Tensor, " N"]:
     """Frames that hardly any sample agrees with: their loss is flat, they would stay wrong for ever.
 
     Across a line, a share of 2 limit / image size agrees by chance; twice that is not yet a sign of life.

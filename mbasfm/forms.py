@@ -12,11 +12,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mbasfm.distributed import Share, deal
 from mbasfm.kernels import (
     Block,
     Columns,
     blocks,
-    edge_cameras,
     isotropic,
     load_block,
     split,
@@ -25,14 +25,14 @@ from mbasfm.objective import (
     Binning,
     Distribution,
     WeightTable,
-    count_bins,
+    add_bins,
     distribution_from_counts,
     fit_weights,
     robust_sigma,
 )
 from mbasfm.residuals import NoiseScale
 from mbasfm.rows import gram, isotropic_rows, split_rows
-from mbasfm.types import Cameras, Samples
+from mbasfm.types import Cameras, SampleSource
 
 NO_INTRINSICS = Columns(focal=False, radial=False)
 ALONG_BINNING = Binning(tau_max=20.0, num_bins=100, log_scale=0.3)
@@ -67,11 +67,18 @@ class FrozenIsotropic:
 class IsotropicForm:
     """The paper's residual: one distribution over the graph (fine) or one per star (coarse)."""
 
-    samples: Samples
+    samples: SampleSource
     num_frames: int
     binning: Binning
     loss: str
     per_star: bool
+    share: Share = field(repr=False)
+
+    @staticmethod
+    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "IsotropicForm":
+        """Processes share the work: whole stars, or edges at random."""
+        share = deal(blocks(samples), at_random=not per_star)
+        return IsotropicForm(samples, num_frames, binning, loss, per_star, share)
 
     @property
     def _num_groups(self) -> int:
@@ -83,15 +90,16 @@ class IsotropicForm:
 
     def measure(self, cameras: Cameras, frozen: FrozenIsotropic | None) -> tuple[float, Float[Tensor, "G T1"]]:
         """Loss under the frozen tables (0 without) and the histogram of the residuals."""
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64)
         counts = torch.zeros(self._num_groups, self.binning.num_bins + 1, dtype=torch.float64)
-        for chunk, block in stream(cameras, self.samples, NO_INTRINSICS):
+        for chunk, block in stream(cameras, self.samples, NO_INTRINSICS, self.share):
             squared = isotropic(block).squared
             index, group = self.binning.index(squared.sqrt()), self._group(chunk)
-            counts += count_bins(index, block.weight, self.binning.num_bins, group, self._num_groups)
+            add_bins(counts, index, block.weight, group)
             if frozen is not None:
                 total += frozen_loss(frozen.table, frozen.gain, index, group, squared, block.weight)
-        return total, counts
+        self.share.total(total, counts)
+        return float(total), counts
 
     def freeze(self, counts: Float[Tensor, "G T1"]) -> FrozenIsotropic:
         """Fit the loss to the histogram (coarse: |R_i| counts only residuals below tau_max)."""
@@ -106,15 +114,16 @@ class IsotropicForm:
         return FrozenIsotropic(fit_weights(distribution, self.loss, dimension=2), gain)
 
     def linearize(self, cameras: Cameras, frozen: FrozenIsotropic, columns: Columns, sink: GramSink) -> float:
-        """Hand the Gram matrices of all edges to ``sink``; returns the loss."""
-        total = 0.0
-        for chunk, block in stream(cameras, self.samples, columns):
+        """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges."""
+        total = torch.zeros((), dtype=torch.float64)
+        for chunk, block in stream(cameras, self.samples, columns, self.share):
             parts = isotropic(block)
             index, group = self.binning.index(parts.squared.sqrt()), self._group(chunk)
             total += frozen_loss(frozen.table, frozen.gain, index, group, parts.squared, block.weight)
             weight = look_up(frozen.table, frozen.gain, index, group, block.raw.dtype) * block.weight
             sink(chunk, gram(isotropic_rows(block, parts, weight.sqrt_())))
-        return total
+        self.share.total(total)
+        return float(total)
 
     def distribution(self, counts: Float[Tensor, "G T1"]) -> Distribution:
         """The distribution over the whole graph, for reports."""
@@ -151,36 +160,39 @@ class FrozenSplit:
 class SplitForm:
     """The residual split at the epipolar line, with a distribution for each part over the graph."""
 
-    samples: Samples
+    samples: SampleSource
     num_frames: int
     binning: Binning
     loss: str
+    share: Share = field(repr=False)
     across_share: Float[Tensor, "E 1"] = field(repr=False)
     """1/2 where the opposite edge exists: the same match must not count twice."""
     along_share: Float[Tensor, "E 1"] = field(repr=False)
     """gamma: DEPTH_VOTES over the samples of the source frame, at most 1."""
-    spread_squared: Float[Tensor, "E K"] = field(repr=False)
-    """Scratch, written by linearize and read by measure: expected size of each along-residual at the step's start."""
-    vote: Float[Tensor, "E K"] = field(repr=False)
-    """Scratch likewise: weight of a sample's along-part, small for mismatches and for frames with many samples."""
+    scratch: dict[int, tuple[Tensor, Tensor]] = field(repr=False)
+    """Of each block, by its first edge, written by linearize and read by measure: the square of the expected size of
+    along-residuals at the step's start, and their votes, small for mismatches and for frames with many samples."""
 
     @staticmethod
-    def build(samples: Samples, num_frames: int, binning: Binning, loss: str) -> "SplitForm":
+    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str) -> "SplitForm":
         """Count directions and samples of each frame."""
         i, j = samples.edges.unbind(-1)
         both = torch.isin(i * num_frames + j, j * num_frames + i)
         along = (DEPTH_VOTES / source_mass(samples, num_frames).clamp_min(1e-30)).clamp_max(1)[i]
         across = torch.where(both, 0.5, 1.0)
-        scratch = torch.empty_like(samples.data[..., 0])
-        shares = across[:, None].to(samples.data), along[:, None].to(samples.data)
-        return SplitForm(samples, num_frames, binning, loss, *shares, scratch, torch.empty_like(scratch))
+        shares = across[:, None].to(samples.dtype), along[:, None].to(samples.dtype)
+        share = deal(blocks(samples), at_random=True)
+        return SplitForm(samples, num_frames, binning, loss, share, *shares, {})
 
     def start(self, cameras: Cameras) -> FrozenSplit:
         """The loss at the first cameras: one round to learn the noise, one with it."""
         common = torch.full((self.num_frames,), FIRST_NOISE[1], dtype=torch.float64)
-        _, statistics = self._measure(cameras, NoiseScale(FIRST_NOISE[0], common), None)
-        _, statistics = self._measure(cameras, self.freeze(statistics).next_noise, None)
-        return self.freeze(statistics)
+        first = self.freeze(self.statistics(cameras, NoiseScale(FIRST_NOISE[0], common)))
+        return self.freeze(self.statistics(cameras, first.next_noise))
+
+    def statistics(self, cameras: Cameras, noise: NoiseScale) -> SplitStatistics:
+        """Histograms, with a given noise."""
+        return self._measure(cameras, noise, None)[1]
 
     def measure(self, cameras: Cameras, frozen: FrozenSplit) -> tuple[float, SplitStatistics]:
         """Loss under the frozen tables and the histograms, the latter with the newest noise estimate."""
@@ -189,36 +201,37 @@ class SplitForm:
     def _measure(
         self, cameras: Cameras, noise: NoiseScale, frozen: FrozenSplit | None
     ) -> tuple[float, SplitStatistics]:
-        depth_error = noise.depth[:, None].to(self.samples.data)
-        total = 0.0
+        depth_error = noise.depth[:, None].to(self.samples.dtype)
+        total = torch.zeros((), dtype=torch.float64)
         across = torch.zeros(1, self.binning.num_bins + 1, dtype=torch.float64)
         along = torch.zeros(1, ALONG_BINNING.num_bins + 1, dtype=torch.float64)
         ratio = torch.zeros(self.num_frames, RATIO_BINNING.num_bins + 1, dtype=torch.float64)
-        for chunk, block in stream(cameras, self.samples, NO_INTRINSICS):
+        for chunk, block in stream(cameras, self.samples, NO_INTRINSICS, self.share):
             source = self.samples.edges[chunk, 0]
             parts = split(block, noise.match_px, depth_error[source])
             size = parts.along.abs().masked_fill_(parts.prediction.behind, torch.inf)
             index = self.binning.index(parts.across.abs())
-            across += count_bins(index, block.weight, self.binning.num_bins)
+            add_bins(across, index, block.weight)
             likely = block.weight * (parts.across.abs() < 3 * noise.match_px)
             eta = ALONG_BINNING.index(size * parts.spread_squared.rsqrt())
-            along += count_bins(eta, likely, ALONG_BINNING.num_bins)
+            add_bins(along, eta, likely)
             tells = likely * (parts.slope * depth_error[source] > noise.match_px)
-            ratio_index = RATIO_BINNING.index(size / parts.slope)
-            ratio += count_bins(ratio_index, tells, RATIO_BINNING.num_bins, source, self.num_frames)
+            add_bins(ratio, RATIO_BINNING.index(size / parts.slope), tells, source)
             if frozen is not None:
                 total += self._across_loss(frozen, block, parts.across, index, chunk)
                 total += self._along_loss(frozen, block, size, chunk)
-        return total, SplitStatistics(noise, across, along, ratio)
+        self.share.total(total, across, along, ratio)
+        return float(total), SplitStatistics(noise, across, along, ratio)
 
     def _across_loss(self, frozen: FrozenSplit, block: Block, across: Tensor, index: Tensor, chunk: slice) -> float:
         weight = block.weight * self.across_share[chunk]
         return frozen_loss(frozen.across, None, index, None, across.square(), weight)
 
     def _along_loss(self, frozen: FrozenSplit, block: Block, size: Tensor, chunk: slice) -> float:
-        eta_squared = size.square() / self.spread_squared[chunk]
+        spread_squared, vote = self.scratch[chunk.start]
+        eta_squared = size.square() / spread_squared
         index = ALONG_BINNING.index(eta_squared.sqrt())
-        return frozen_loss(frozen.along, None, index, None, eta_squared, block.weight * self.vote[chunk])
+        return frozen_loss(frozen.along, None, index, None, eta_squared, block.weight * vote)
 
     def freeze(self, statistics: SplitStatistics) -> FrozenSplit:
         """Fit both losses; the noise estimate of these histograms is used from the next measurement on."""
@@ -235,24 +248,29 @@ class SplitForm:
         )
 
     def linearize(self, cameras: Cameras, frozen: FrozenSplit, columns: Columns, sink: GramSink) -> float:
-        """Hand the Gram matrices of all edges to ``sink``; returns the loss. Notes spread and vote of each sample."""
-        depth_error, total = frozen.noise.depth[:, None].to(self.samples.data), 0.0
-        for chunk, block in stream(cameras, self.samples, columns):
+        """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges.
+
+        Notes spread and vote of each sample.
+        """
+        depth_error = frozen.noise.depth[:, None].to(self.samples.dtype)
+        total = torch.zeros((), dtype=torch.float64)
+        for chunk, block in stream(cameras, self.samples, columns, self.share):
             parts = split(block, frozen.noise.match_px, depth_error[self.samples.edges[chunk, 0]])
             index, dtype = self.binning.index(parts.across.abs()), block.raw.dtype
             across_weight = look_up(frozen.across, None, index, None, dtype)
             # A mismatch must not vote along; a wrong depth may well be a good match, so never the reverse.
-            self.vote[chunk] = look_up(frozen.gate, None, index, None, dtype) * self.along_share[chunk]
-            self.spread_squared[chunk] = parts.spread_squared
+            vote = look_up(frozen.gate, None, index, None, dtype) * self.along_share[chunk]
+            self.scratch[chunk.start] = parts.spread_squared, vote
             size = parts.along.abs().masked_fill_(parts.prediction.behind, torch.inf)
             total += self._across_loss(frozen, block, parts.across, index, chunk)
             total += self._along_loss(frozen, block, size, chunk)
             eta = ALONG_BINNING.index(size * parts.spread_squared.rsqrt())
-            along_weight = look_up(frozen.along, None, eta, None, dtype) * self.vote[chunk] / parts.spread_squared
+            along_weight = look_up(frozen.along, None, eta, None, dtype) * vote / parts.spread_squared
             root_across = (across_weight * self.across_share[chunk] * block.weight).sqrt_()
             root_along = (along_weight * block.weight).sqrt_()
             sink(chunk, gram(split_rows(block, parts, root_across, root_along)))
-        return total
+        self.share.total(total)
+        return float(total)
 
     def distribution(self, statistics: SplitStatistics) -> Distribution:
         """The distribution of the across-part, for reports."""
@@ -262,6 +280,10 @@ class SplitForm:
 @runtime_checkable
 class Form(Protocol):
     """What the solver needs of a form; statistics and frozen losses are the form's own business."""
+
+    @property
+    def share(self) -> Share:
+        """Which blocks of edges this process computes."""
 
     def start(self, cameras: Cameras) -> Any:
         """The frozen loss at the first cameras."""
@@ -273,7 +295,7 @@ class Form(Protocol):
         """The loss that statistics define."""
 
     def linearize(self, cameras: Cameras, frozen: Any, columns: Columns, sink: GramSink) -> float:
-        """Gram matrices of all edges into ``sink``; returns the loss."""
+        """Gram matrices of this process's edges into ``sink``; returns the loss of all."""
         ...
 
     def distribution(self, statistics: Any) -> Distribution:
@@ -281,17 +303,18 @@ class Form(Protocol):
         ...
 
 
-def source_mass(samples: Samples, num_frames: int) -> Float[Tensor, " N"]:
+def source_mass(samples: SampleSource, num_frames: int) -> Float[Tensor, " N"]:
     """Mass of the samples that each frame is the source of."""
     mass = torch.zeros(num_frames, dtype=torch.float64)
-    return mass.index_add_(0, samples.edges[:, 0], samples.weight.sum(-1).double())
+    return mass.index_add_(0, samples.edges[:, 0], samples.edge_mass())
 
 
-def stream(cameras: Cameras, samples: Samples, columns: Columns) -> Iterator[tuple[slice, Block]]:
-    """Blocks of edges in their fixed order, so that sums are reproducible."""
-    edge = edge_cameras(cameras, samples)
-    for chunk in blocks(samples):
-        yield chunk, load_block(edge, samples, chunk, columns)
+def stream(
+    cameras: Cameras, samples: SampleSource, columns: Columns, share: Share | None = None
+) -> Iterator[tuple[slice, Block]]:
+    """Blocks of edges, all or this process's share, in their fixed order, so that sums are reproducible."""
+    for chunk in blocks(samples) if share is None else share.blocks:
+        yield chunk, load_block(cameras, samples.rows(chunk), columns)
 
 
 def look_up(
@@ -302,8 +325,20 @@ def look_up(
     dtype: torch.dtype,
 ) -> Float[Tensor, "e K"]:
     """Weight of each residual from its bin."""
+    table, gain, group = _present(table, gain, group)
     weight = table.weight if gain is None else table.weight * gain[:, None]
     return weight.to(dtype).view(-1).index_select(0, table.slots(index, group)).view(index.shape)
+
+
+def _present(
+    table: WeightTable, gain: Tensor | None, group: Int[Tensor, " e"] | None
+) -> tuple[WeightTable, Tensor | None, Int[Tensor, " e"] | None]:
+    """Of many groups those that occur in a block, numbered anew: its cost must not depend on all others."""
+    if group is None:
+        return table, gain, None
+    present, number = group.unique(return_inverse=True)
+    few = replace(table, weight=table.weight[present], offset=table.offset[present])
+    return few, None if gain is None else gain[present], number
 
 
 def frozen_loss(
@@ -315,6 +350,7 @@ def frozen_loss(
     weight: Float[Tensor, "e K"],
 ) -> float:
     """Weighted sum of the frozen, saturating loss."""
+    table, gain, group = _present(table, gain, group)
     slots = table.slots(index, group)
     factor, offset = 0.5 * table.weight, table.offset
     if gain is not None:

@@ -5,7 +5,7 @@ which frame j sees the sample at Y = start + rho * step (start = K_j R u, step =
 Derivatives are taken in the relative pose (zeta), so that an edge needs 8 columns plus two per intrinsic unknown.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,10 +13,8 @@ from torch import Tensor
 
 from mbasfm.geometry import bend_by_k1, bend_jacobian, solve_2x2, straighten
 from mbasfm.residuals import image_scale, relative_poses
-from mbasfm.types import Cameras, Samples
+from mbasfm.types import Cameras, Samples, SampleSource
 
-BLOCK_SAMPLES = 1 << 17
-"""Samples per block: large enough to keep threads busy, small enough for the cache."""
 POSE_COLUMNS = 6
 DEPTH_COLUMNS = 2
 FRAME_COLUMNS = POSE_COLUMNS + DEPTH_COLUMNS
@@ -63,20 +61,15 @@ class EdgeCameras:
     fisheye_j: Bool[Tensor, "E 1"]
     is_distorted: bool
 
-    def rows(self, chunk: slice) -> "EdgeCameras":
-        """The edges of one block."""
-        tensors = {f.name: getattr(self, f.name)[chunk] for f in fields(self) if f.name != "is_distorted"}
-        return replace(self, **tensors)
 
-
-def edge_cameras(cameras: Cameras, samples: Samples) -> EdgeCameras:
+def edge_cameras(cameras: Cameras, edges: Int[Tensor, "E 2"], dtype: torch.dtype) -> EdgeCameras:
     """Gather the cameras of both ends of every edge."""
-    intrinsics, dtype = cameras.intrinsics, samples.data.dtype
-    i, j = samples.edges.unbind(-1)
+    intrinsics = cameras.intrinsics
+    i, j = edges.unbind(-1)
     scale = image_scale(cameras)[j]
     focal_j = intrinsics.focal[j] * scale[:, None]
     to_pixels = torch.cat([focal_j, torch.ones_like(focal_j[:, :1])], -1)
-    projection = to_pixels[..., None] * relative_poses(cameras, samples)
+    projection = to_pixels[..., None] * relative_poses(cameras, edges)
     line = torch.linalg.cross(projection[..., :3], projection[..., 3:].expand(-1, -1, 3), dim=1)
     return EdgeCameras(
         projection.to(dtype),
@@ -97,10 +90,19 @@ def edge_cameras(cameras: Cameras, samples: Samples) -> EdgeCameras:
     )
 
 
-def blocks(samples: Samples) -> list[slice]:
-    """Cut the edges into blocks; always the same for the same samples, so that sums are reproducible."""
-    step = max(1, BLOCK_SAMPLES // max(1, samples.samples_per_edge))
-    return [slice(low, min(low + step, samples.num_edges)) for low in range(0, samples.num_edges, step)]
+def blocks(samples: SampleSource) -> list[slice]:
+    """Cut the edges into blocks; always the same for the same samples, so that sums are reproducible.
+
+    Where edges are sorted by source frame, a star stays in one block if it fits.
+    """
+    source, count = samples.edges[:, 0], samples.num_edges
+    borders = torch.cat([torch.nonzero(source.diff()).flatten() + 1, torch.tensor([count])])
+    cuts = [0]
+    while cuts[-1] < count:
+        furthest = cuts[-1] + samples.block_edges
+        border = int(borders[torch.searchsorted(borders, furthest, right=True) - 1]) if furthest < count else count
+        cuts.append(border if border > cuts[-1] else furthest)
+    return [slice(low, high) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
 
 
 @dataclass(frozen=True)
@@ -135,16 +137,16 @@ class Block:
         return self.cameras.projection[..., 3:]
 
 
-def load_block(cameras: EdgeCameras, samples: Samples, chunk: slice, columns: Columns) -> Block:
-    """Read a block and apply the lenses. ``columns`` says which derivatives of the lenses are wanted."""
-    edge = cameras.rows(chunk)
-    planes = samples.data[chunk].mT.contiguous()
+def load_block(cameras: Cameras, samples: Samples, columns: Columns) -> Block:
+    """Apply the lenses to a block of samples. ``columns`` says which derivatives of the lenses are wanted."""
+    edge = edge_cameras(cameras, samples.edges, samples.dtype)
+    planes = samples.data.mT.contiguous()
     rays = torch.empty_like(planes[:, :4])
     torch.sub(planes[:, 0:2], edge.center_i, out=rays[:, :2]).mul_(1 / edge.focal_i)
     rays[:, 2] = 1
     target = (planes[:, 2:4] - edge.center_j).mul_(edge.scale_j)
-    weight = samples.weight[chunk].to(planes)
-    if columns.radial or cameras.is_distorted:
+    weight = samples.weight.to(planes)
+    if columns.radial or edge.is_distorted:
         return _load_distorted(edge, rays, target, planes[:, 4], weight, columns)
     steps: list[IntrinsicStep] = []
     if columns.focal:  # u = p / f: d start = -K_j R (u_x, u_y, 0)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mbasfm.geometry import adjoint
 from mbasfm.kernels import FRAME_COLUMNS, POSE_COLUMNS, Columns
-from mbasfm.types import Fixed, Intrinsics
+from mbasfm.residuals import relative_poses
+from mbasfm.types import Cameras, Fixed, Intrinsics
 
 SLOT_SCALE, SLOT_SHIFT, SLOT_INTRINSIC = 6, 7, 8
 DENSE_LIMIT = 4000
@@ -87,10 +88,9 @@ class Pairing:
 class NormalEquations:
     """Sums of Gram matrices in frame blocks: the one mutable accumulator, alive during one linearisation."""
 
-    def __init__(self, pairing: Pairing, j_from_i: Float[Tensor, "E 3 4"], unknowns: Unknowns):
+    def __init__(self, pairing: Pairing, cameras: Cameras, unknowns: Unknowns):
         num_frames, slots = unknowns.index.shape
-        self.unknowns, self.pairs, self._pairing = unknowns, pairing.pairs, pairing
-        self._minus_adjoint_t, self._width = -adjoint(j_from_i).mT, unknowns.columns.total
+        self.unknowns, self.pairs, self._pairing, self._cameras = unknowns, pairing.pairs, pairing, cameras
         self.diagonal = torch.zeros(num_frames, slots, slots, dtype=torch.float64)
         self.off_diagonal = torch.zeros(len(self.pairs), slots, slots, dtype=torch.float64)
         self.gradient = torch.zeros(num_frames, slots, dtype=torch.float64)
@@ -108,6 +108,11 @@ class NormalEquations:
         self.gradient.index_add_(0, i, local[:, of_i, -1])
         self.gradient.index_add_(0, j, local[:, of_j, -1])
 
+    @property
+    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All that was added up."""
+        return self.diagonal, self.off_diagonal, self.gradient
+
     def in_frames(self, chunk: slice, gram: Float[Tensor, "e C1 C1"]) -> Float[Tensor, "e F F"]:
         """Gram matrices in the unknowns of both frames: slots of i, slots of j, residual."""
         frames = self._frames_from_edge(chunk)
@@ -116,7 +121,7 @@ class NormalEquations:
     def _frames_from_edge(self, chunk: slice) -> Float[Tensor, "e F C1"]:
         """Which slot of which frame moves which column of an edge: zeta = xi_j - Ad xi_i, the rest by selection."""
         slots, columns = self.unknowns.slots, self.unknowns.columns
-        minus_adjoint_t = self._minus_adjoint_t[chunk]
+        minus_adjoint_t = -adjoint(relative_poses(self._cameras, self._pairing.edges[chunk])).mT
         matrix = torch.zeros(len(minus_adjoint_t), 2 * slots + 1, columns.total + 1, dtype=torch.float64)
         pose = torch.arange(POSE_COLUMNS)
         matrix[:, :POSE_COLUMNS, :POSE_COLUMNS] = minus_adjoint_t

@@ -117,6 +117,21 @@ def count_bins(
     return counts.double().view(num_groups, width)
 
 
+def add_bins(
+    counts: Float[Tensor, "G T1"],
+    index: Int[Tensor, "E K"],
+    weight: Float[Tensor, "E K"],
+    group: Int[Tensor, " E"] | None = None,
+) -> None:
+    """Add the masses of a block of edges in place; of many groups only those that occur in it are touched."""
+    num_bins = counts.shape[1] - 1
+    if group is None:
+        counts += count_bins(index, weight, num_bins)
+        return
+    present, number = group.unique(return_inverse=True)
+    counts.index_add_(0, present, count_bins(index, weight, num_bins, number, len(present)))
+
+
 def distribution_from_counts(binning: Binning, counts: Float[Tensor, "G T1"]) -> Distribution:
     """Split the masses of count_bins into bins and total."""
     return Distribution(binning, counts[:, :-1], counts.sum(-1))

@@ -26,7 +26,7 @@ from mbasfm.reconstruction import Reconstruction
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.solve_lm import Step
 from mbasfm.twoview import TwoView
-from mbasfm.types import Cameras, Samples
+from mbasfm.types import Cameras, SampleSource
 
 HISTOGRAM = Binning(1000.0, 100, log_scale=0.05)
 """Of the residuals in the report, whatever binning a stage works with [px at a long side of 1024]."""
@@ -41,7 +41,7 @@ class Placed:
     """Adjusted cameras and where they began."""
 
     start: Cameras
-    samples: Samples
+    samples: SampleSource
     adjustment: Adjustment
 
 
@@ -98,11 +98,11 @@ def residual_record(run: Run, models: Sequence[pycolmap.Reconstruction]) -> dict
     return {"edges_px": HISTOGRAM.edges().tolist(), "inlier_px": limit, "curves": curves}
 
 
-def sample_histograms(cameras: Cameras, samples: Samples) -> tuple[Float[Tensor, " T1"], Float[Tensor, " T1"]]:
+def sample_histograms(cameras: Cameras, samples: SampleSource) -> tuple[Float[Tensor, " T1"], Float[Tensor, " T1"]]:
     """Mass of the samples by size of the residual (eqn:residual_2d), and by its part across the epipolar line."""
     whole = torch.zeros(HISTOGRAM.num_bins + 1, dtype=torch.float64)
     across = torch.zeros_like(whole)
-    depth_error = samples.data.new_full((), 0.1)
+    depth_error = torch.tensor(0.1, dtype=samples.dtype)
     for _, block in stream(cameras, samples, NO_INTRINSICS):
         residual = isotropic(block).squared.sqrt()
         whole += count_bins(HISTOGRAM.index(residual), block.weight, HISTOGRAM.num_bins)[0]

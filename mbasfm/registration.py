@@ -291,7 +291,7 @@ def _stages(cameras: Cameras, samples: Samples) -> tuple[Stage, ...]:
 def stretch(cameras: Cameras, samples: Samples) -> float:
     """Median length of residuals over the median of their part across the epipolar line; 1.75 if they are isotropic."""
     whole, across = [], []
-    depth_error = samples.data.new_full((), 0.1)
+    depth_error = torch.tensor(0.1, dtype=samples.dtype)
     for _, block in stream(cameras, samples, NO_INTRINSICS):
         whole.append(isotropic(block).squared.sqrt().flatten())
         across.append(split(block, 1.0, depth_error.expand(len(block.raw), 1)).across.abs().flatten())

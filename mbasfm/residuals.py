@@ -6,7 +6,7 @@ Residuals are measured at a long side of 1024: px * (1024 / long side of image j
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mbasfm.geometry import compose, invert, pixel_rays
@@ -80,9 +80,9 @@ def image_scale(cameras: Cameras) -> Float[Tensor, " N"]:
     return REFERENCE_LONG_SIDE / cameras.intrinsics.sizes.amax(-1).double()
 
 
-def relative_poses(cameras: Cameras, samples: Samples) -> Float[Tensor, "E 3 4"]:
+def relative_poses(cameras: Cameras, edges: Int[Tensor, "E 2"]) -> Float[Tensor, "E 3 4"]:
     """j_from_i of each edge, with a baseline that is never quite zero."""
-    i, j = samples.edges.unbind(-1)
+    i, j = edges.unbind(-1)
     j_from_i = compose(cameras.cam_from_world[j], invert(cameras.cam_from_world[i]))
     nudge = torch.zeros_like(j_from_i)
     nudge[:, 0, 3] = MIN_BASELINE * (j_from_i[..., 3].norm(dim=-1) < MIN_BASELINE)
@@ -95,7 +95,7 @@ def edge_rays(cameras: Cameras, samples: Samples) -> EdgeRays:
     i, j = samples.edges.unbind(-1)
     focal_j = intrinsics.focal[j] * image_scale(cameras)[j, None]
     to_pixels = torch.cat([focal_j, torch.ones_like(focal_j[:, :1])], -1)[..., None]
-    projection = (to_pixels * relative_poses(cameras, samples)).to(dtype)
+    projection = (to_pixels * relative_poses(cameras, samples.edges)).to(dtype)
     rays_i = pixel_rays(samples.data[..., 0:2], intrinsics, i[:, None])
     start = torch.cat([rays_i, torch.ones_like(rays_i[..., :1])], -1) @ projection[..., :3].mT
     rays_j = pixel_rays(samples.data[..., 2:4], intrinsics, j[:, None])

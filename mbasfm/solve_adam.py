@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mbasfm.config import Stage
 from mbasfm.forms import SplitForm
 from mbasfm.geometry import rotation_from_6d, rotation_to_6d
 from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT
@@ -16,7 +15,8 @@ from mbasfm.objective import (
     Binning,
     Distribution,
     WeightTable,
-    fit_distribution,
+    add_bins,
+    distribution_from_counts,
     fit_weights,
     marginalized_score,
     surrogate_loss,
@@ -70,14 +70,13 @@ def solve_adam(
     for _ in range(stage.max_steps):
         optimizer.zero_grad()
         moved = assemble(cameras, parameters, problem, group)
-        loss, score = stage_loss(moved, problem)
-        torch.autograd.backward(loss)
+        loss, score = descend(moved, problem)
         optimizer.step()
         with torch.no_grad():
             parameters.scale.clamp_min_(1e-6)
         with torch.no_grad():
             result = assemble(cameras, parameters, problem, group)
-        on_step(Step(time.perf_counter() - start, float(loss.detach()), score, 0.0, True), result)
+        on_step(Step(time.perf_counter() - start, loss, score, 0.0, True), result)
     return problem.gauge.normalize(result, priors)[0]
 
 
@@ -112,45 +111,100 @@ def assemble(cameras: Cameras, parameters: Parameters, problem: Problem, group: 
     )
 
 
-def stage_loss(cameras: Cameras, problem: Problem) -> tuple[Tensor, float]:
-    """Loss per sample with the distribution of the present residuals held fixed, and S^m per sample."""
-    if isinstance(problem.form, SplitForm):
-        return split_loss(cameras, problem.form, problem.stage)
-    return isotropic_loss(cameras, problem.samples, problem.stage)
+BlockLoss = Callable[[Cameras, Samples, slice], tuple[Tensor, float]]
+"""Of a block of edges: its part of the loss, differentiable, and the sum of its samples' scores."""
 
 
-def isotropic_loss(cameras: Cameras, samples: Samples, stage: Stage) -> tuple[Tensor, float]:
+def descend(cameras: Cameras, problem: Problem) -> tuple[float, float]:
+    """Loss per sample with the distribution of the present residuals held fixed, and S^m per sample.
+
+    The gradient goes where the cameras come from. Blocks of edges follow each other, so that only one is in memory.
+    """
+    samples, share = problem.samples, problem.form.share
+    fit = _split_loss if isinstance(problem.form, SplitForm) else _isotropic_loss
+    block_loss = fit(cameras, problem)
+    moved, leaves, twins = _leaves(cameras)
+    sums = torch.zeros(2, dtype=torch.float64)
+    for chunk in share.blocks:
+        loss, score = block_loss(twins, samples.rows(chunk), chunk)
+        torch.autograd.backward(loss)
+        sums += torch.tensor([float(loss.detach()), score], dtype=torch.float64)
+    gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    share.total(sums, *gradients)
+    torch.autograd.backward(moved, gradients)
+    loss_value, score = sums.tolist()
+    return loss_value, score / (samples.num_edges * samples.samples_per_edge)
+
+
+def _leaves(cameras: Cameras) -> tuple[list[Tensor], list[Tensor], Cameras]:
+    """Unknowns of the cameras, the same as leaves of a graph of their own, and cameras made of the latter."""
+    intrinsics = cameras.intrinsics
+    poses = cameras.cam_from_world, cameras.depth_scale, cameras.depth_shift
+    both = [*poses, intrinsics.focal, intrinsics.distortion]
+    moved = [tensor for tensor in both if tensor.requires_grad]
+    twin = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in both]
+    leaves = [tensor for tensor in twin if tensor.requires_grad]
+    apart = replace(
+        cameras,
+        cam_from_world=twin[0],
+        depth_scale=twin[1],
+        depth_shift=twin[2],
+        intrinsics=replace(intrinsics, focal=twin[3], distortion=twin[4]),
+    )
+    return moved, leaves, apart
+
+
+def _isotropic_loss(cameras: Cameras, problem: Problem) -> BlockLoss:
     """eqn:fine_forward or, per star, eqn:coarse_ba: every star counts the same."""
-    residuals = isotropic_residuals(cameras, samples)
+    stage, samples = problem.stage, problem.samples
     binning = Binning(stage.tau_max, stage.num_bins, stage.log_scale)
-    star = samples.edges[:, 0] if stage.per_star else None
-    num_groups = cameras.num_frames if stage.per_star else 1
-    distribution = fit_distribution(residuals.detach(), samples.weight, binning, star, num_groups)
-    share = samples.weight / samples.weight.sum()
-    if star is not None:
+    counts = torch.zeros(cameras.num_frames if stage.per_star else 1, stage.num_bins + 1, dtype=torch.float64)
+    with torch.no_grad():
+        for chunk in problem.form.share.blocks:
+            rows = samples.rows(chunk)
+            index = binning.index(isotropic_residuals(cameras, rows))
+            add_bins(counts, index, rows.weight, rows.edges[:, 0] if stage.per_star else None)
+    problem.form.share.total(counts)
+    distribution = distribution_from_counts(binning, counts)
+    share = 1 / samples.edge_mass().sum()[None]
+    if stage.per_star:
         inside = distribution.counts.sum(-1)
         distribution = Distribution(binning, distribution.counts, inside)
-        occupied = (inside > 0).sum().clamp_min(1)
-        share = (samples.weight / inside[star, None].clamp_min(1e-30) / occupied).to(residuals)
-    if stage.loss == "mba":
-        values = surrogate_loss(residuals, distribution, star)
-    else:
-        values = fit_weights(distribution, stage.loss, dimension=2).loss(residuals, star)
-    return (values * share).sum(), float(marginalized_score(residuals.detach(), stage.tau_max))
+        share = 1 / (inside.clamp_min(1e-30) * (inside > 0).sum().clamp_min(1))
+    table = None if stage.loss == "mba" else fit_weights(distribution, stage.loss, dimension=2)
+
+    def block_loss(cameras: Cameras, rows: Samples, chunk: slice) -> tuple[Tensor, float]:
+        residuals = isotropic_residuals(cameras, rows)
+        star = rows.edges[:, 0] if stage.per_star else None
+        values = surrogate_loss(residuals, distribution, star) if table is None else table.loss(residuals, star)
+        part = share if star is None else share[star, None]
+        return (values * (rows.weight * part).to(residuals)).sum(), _score_sum(residuals, stage.tau_max)
+
+    return block_loss
 
 
-def split_loss(cameras: Cameras, form: SplitForm, stage: Stage) -> tuple[Tensor, float]:
+def _split_loss(cameras: Cameras, problem: Problem) -> BlockLoss:
     """Loss of both parts; noise, spread and votes are frozen like the distributions."""
+    form, tau_max = problem.form, problem.stage.tau_max
+    assert isinstance(form, SplitForm)
     with torch.no_grad():
         frozen = form.start(cameras)
-    parts = split_residuals(cameras, form.samples, frozen.noise)
-    weight = form.samples.weight / form.samples.weight.sum()
-    across = _finite_loss(frozen.across, parts.across) * form.across_share
-    index = form.binning.index(parts.across.abs())
-    gate = frozen.gate.weight.to(parts.across).flatten()[frozen.gate.slots(index)].view_as(parts.across)
-    along = _finite_loss(frozen.along, parts.along / parts.spread.detach()) * gate * form.along_share
-    score = float(marginalized_score(parts.across.detach().abs(), stage.tau_max))
-    return ((across + along) * weight).sum(), score
+    mass = form.samples.edge_mass().sum()
+
+    def block_loss(cameras: Cameras, rows: Samples, chunk: slice) -> tuple[Tensor, float]:
+        parts = split_residuals(cameras, rows, frozen.noise)
+        across = _finite_loss(frozen.across, parts.across) * form.across_share[chunk]
+        index = form.binning.index(parts.across.abs())
+        gate = frozen.gate.weight.to(parts.across).flatten()[frozen.gate.slots(index)].view_as(parts.across)
+        along = _finite_loss(frozen.along, parts.along / parts.spread.detach()) * gate * form.along_share[chunk]
+        loss = ((across + along) * (rows.weight / mass).to(parts.across)).sum()
+        return loss, _score_sum(parts.across.abs(), tau_max)
+
+    return block_loss
+
+
+def _score_sum(residuals: Tensor, tau_max: float) -> float:
+    return float(marginalized_score(residuals.detach(), tau_max)) * residuals.numel()
 
 
 def _finite_loss(table: WeightTable, residuals: Tensor) -> Tensor:

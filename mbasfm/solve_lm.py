@@ -5,13 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from mbasfm.config import Stage
 from mbasfm.forms import Form
 from mbasfm.normal import NormalEquations, Pairing, System, Unknowns, reduce_system
-from mbasfm.residuals import relative_poses
-from mbasfm.types import Cameras, Samples
+from mbasfm.types import Cameras, SampleSource
 from mbasfm.unknowns import Gauge, PriorTerm, retract
 
 FIRST_DAMPING = 1e-4
@@ -41,7 +38,7 @@ class Problem:
     """What stays the same during one stage."""
 
     form: Form
-    samples: Samples
+    samples: SampleSource
     unknowns: Unknowns
     pairing: Pairing
     gauge: Gauge
@@ -50,9 +47,10 @@ class Problem:
 
 def linearize(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[float, NormalEquations]:
     """Loss and normal equations of the data at the present cameras."""
-    j_from_i = relative_poses(cameras, problem.samples)
-    equations = NormalEquations(problem.pairing, j_from_i, problem.unknowns)
-    return problem.form.linearize(cameras, frozen, problem.unknowns.columns, equations.add), equations
+    equations = NormalEquations(problem.pairing, cameras, problem.unknowns)
+    loss = problem.form.linearize(cameras, frozen, problem.unknowns.columns, equations.add)
+    problem.form.share.total(*equations.sums)
+    return loss, equations
 
 
 def solve_lm(
@@ -60,7 +58,7 @@ def solve_lm(
 ) -> Cameras:
     """Descend until steps bring no more than the tolerance."""
     form, stage, start = problem.form, problem.stage, time.perf_counter()
-    mass = float(problem.samples.weight.sum(dtype=torch.float64))
+    mass = float(problem.samples.edge_mass().sum())
     frozen = form.start(cameras)
     damping, settled, score = FIRST_DAMPING, 0, float("nan")
     for _ in range(stage.max_steps):

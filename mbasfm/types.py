@@ -11,12 +11,15 @@ Nouns are frozen: a stage returns a new value (``dataclasses.replace``) and neve
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 DISTORTION_NAMES = ("k1", "k2", "p1", "p2")
+BLOCK_SAMPLES = 1 << 17
+"""Samples per block: large enough to keep threads busy, small enough for the cache."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,62 @@ class Samples:
     def samples_per_edge(self) -> int:
         """K, the paper's kappa."""
         return self.data.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which kernels compute."""
+        return self.data.dtype
+
+    @property
+    def block_edges(self) -> int:
+        """Edges that are worked on at once."""
+        return max(1, BLOCK_SAMPLES // max(1, self.samples_per_edge))
+
+    def rows(self, chunk: slice) -> "Samples":
+        """Some edges that follow each other."""
+        return Samples(self.edges[chunk], self.data[chunk], self.weight[chunk])
+
+    def select(self, wanted: Bool[Tensor, " E"] | Int[Tensor, " M"]) -> "Samples":
+        """Some edges, by a mask or by number."""
+        return Samples(self.edges[wanted], self.data[wanted], self.weight[wanted])
+
+    def edge_mass(self) -> Float[Tensor, " E"]:
+        """Sum of the weights of each edge."""
+        return self.weight.sum(-1).double()
+
+
+@runtime_checkable
+class SampleSource(Protocol):
+    """Samples wherever they are: in memory (``Samples``) or on disk; a block of edges is in memory at a time."""
+
+    @property
+    def edges(self) -> Int[Tensor, "E 2"]:
+        """Always in memory."""
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+
+    @property
+    def samples_per_edge(self) -> int:
+        """K."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which kernels compute."""
+
+    @property
+    def block_edges(self) -> int:
+        """Edges that are worked on at once."""
+
+    def rows(self, chunk: slice) -> Samples:
+        """Some edges that follow each other, in memory."""
+
+    def select(self, wanted: Tensor) -> "SampleSource":
+        """Some edges, by a mask or by number."""
+
+    def edge_mass(self) -> Float[Tensor, " E"]:
+        """Sum of the weights of each edge."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from mbasfm.config import Priors
+from mbasfm.distributed import deal
 from mbasfm.geometry import camera_centers, compose, exp_se3, orthonormalize
-from mbasfm.kernels import POSE_COLUMNS
+from mbasfm.kernels import POSE_COLUMNS, blocks
 from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Unknowns
 from mbasfm.pose_priors import PosePriors
-from mbasfm.types import Cameras, Fixed, Samples
+from mbasfm.types import Cameras, Fixed, SampleSource
 
 Slots = Float[Tensor, "N D"]
 
@@ -93,9 +94,14 @@ def make_priors(cameras: Cameras, unknowns: Unknowns, priors: Priors, typical_ra
     return PriorTerm(slot_values(cameras, unknowns), sigma.square().reciprocal())
 
 
-def typical_raw_values(samples: Samples, num_frames: int) -> Float[Tensor, " N"]:
+def typical_raw_values(samples: SampleSource, num_frames: int) -> Float[Tensor, " N"]:
     """Median raw depth (or disparity) of each frame over the medians of its edges; 1 for frames without any."""
-    per_edge = samples.data[..., 4].nan_to_num(posinf=torch.nan).nanmedian(dim=-1).values.double()
+    per_edge = torch.zeros(samples.num_edges, dtype=torch.float64)
+    share = deal(blocks(samples), at_random=False)
+    for chunk in share.blocks:
+        raw = samples.rows(chunk).data[..., 4].nan_to_num(posinf=torch.nan)
+        per_edge[chunk] = raw.nanmedian(dim=-1).values.double()
+    share.total(per_edge)
     order = per_edge.argsort()
     source, values = samples.edges[order, 0].numpy(), per_edge[order].numpy()
     by_frame = np.argsort(source, kind="stable")
@@ -160,7 +166,7 @@ class Gauge:
         return scaled, replace(priors, center=prior_center, precision=precision)
 
 
-def find_gauge(samples: Samples, fixed: Fixed) -> Gauge:
+def find_gauge(samples: SampleSource, fixed: Fixed) -> Gauge:
     """Connected components with their roots. A fixed depth or two fixed poses determine the scale."""
     num_frames = len(fixed.pose)
     i, j = samples.edges.numpy().T

@@ -5,20 +5,22 @@ from torch import Tensor
 
 from mbasfm.config import Stage
 from mbasfm.errors import ConfigError, DegenerateError, InputError
+from mbasfm.kernels import blocks
 from mbasfm.objective import LOSSES
-from mbasfm.types import Cameras, Fixed, Samples
+from mbasfm.types import Cameras, Fixed, Samples, SampleSource
 
 ROTATION_TOLERANCE = 1e-3
 
 
-def check_inputs(cameras: Cameras, samples: Samples, fixed: Fixed) -> None:
+def check_inputs(cameras: Cameras, samples: SampleSource, fixed: Fixed) -> None:
     """Raise InputError for data that contradicts itself, DegenerateError for a graph without edges."""
     _check_shapes(cameras, samples, fixed)
-    if samples.num_edges == 0 or samples.samples_per_edge == 0 or not bool(samples.weight.any()):
+    if samples.num_edges == 0 or samples.samples_per_edge == 0 or not bool(samples.edge_mass().any()):
         raise DegenerateError("the pose graph is empty: no edge has a sample; add matches or lower min_covisibility")
     _check_edges(cameras, samples)
     _check_cameras(cameras)
-    _check_data(cameras, samples)
+    for chunk in blocks(samples):
+        _check_data(cameras, samples.rows(chunk))
 
 
 def check_stage(stage: Stage) -> None:
@@ -41,8 +43,8 @@ def check_stage(stage: Stage) -> None:
         raise ConfigError(f"stage {stage.name!r}: per_star is for the isotropic residual; leave it False with split")
 
 
-def _check_shapes(cameras: Cameras, samples: Samples, fixed: Fixed) -> None:
-    num_frames, num_edges, per_edge = cameras.num_frames, *samples.data.shape[:2]
+def _check_shapes(cameras: Cameras, samples: SampleSource, fixed: Fixed) -> None:
+    num_frames = cameras.num_frames
     intrinsics = cameras.intrinsics
     expected = {
         "cameras.cam_from_world": (cameras.cam_from_world, (num_frames, 3, 4)),
@@ -55,17 +57,19 @@ def _check_shapes(cameras: Cameras, samples: Samples, fixed: Fixed) -> None:
         "intrinsics.sizes": (intrinsics.sizes, (num_frames, 2)),
         "intrinsics.group": (intrinsics.group, (num_frames,)),
         "intrinsics.is_fisheye": (intrinsics.fisheye, (num_frames,)),
-        "samples.edges": (samples.edges, (num_edges, 2)),
-        "samples.data": (samples.data, (num_edges, per_edge, 5)),
-        "samples.weight": (samples.weight, (num_edges, per_edge)),
         **{f"fixed.{name}": (value, (num_frames,)) for name, value in vars(fixed).items()},
     }
+    if isinstance(samples, Samples):
+        num_edges, per_edge = samples.data.shape[:2]
+        expected["samples.edges"] = (samples.edges, (num_edges, 2))
+        expected["samples.data"] = (samples.data, (num_edges, per_edge, 5))
+        expected["samples.weight"] = (samples.weight, (num_edges, per_edge))
     for name, (value, shape) in expected.items():
         if tuple(value.shape) != shape:
             raise InputError(f"{name} has shape {tuple(value.shape)}; {shape} was expected from the other arrays")
 
 
-def _check_edges(cameras: Cameras, samples: Samples) -> None:
+def _check_edges(cameras: Cameras, samples: SampleSource) -> None:
     i, j = samples.edges.unbind(-1)
     outside = (samples.edges < 0) | (samples.edges >= cameras.num_frames)
     if bool(outside.any()):

@@ -10,6 +10,7 @@ from mbasfm import kernels
 from mbasfm.adjust import make_problem
 from mbasfm.config import COARSE, FINE, SPLIT, Stage
 from mbasfm.covariance import curvature_table
+from mbasfm.distributed import Share
 from mbasfm.forms import NO_INTRINSICS, FrozenIsotropic, SplitForm, stream
 from mbasfm.geometry import compose, exp_se3
 from mbasfm.normal import SLOT_INTRINSIC, dense_matrix
@@ -118,8 +119,8 @@ def frozen_loss(step: Tensor, cameras: Cameras, problem: Problem, frozen: object
     assert isinstance(form, SplitForm) and at is not None
     across = frozen_across(cameras, moved, samples, at).abs()
     across = frozen.across.loss(across.where(at.across.isfinite(), torch.full_like(across, 1e9)))
-    along = frozen.along.loss(frozen_along(cameras, moved, samples, at).abs() / form.spread_squared.sqrt())
-    return ((across * form.across_share + along * form.vote) * samples.weight).sum()
+    along = frozen.along.loss(frozen_along(cameras, moved, samples, at).abs() / form.scratch[0][0].sqrt())
+    return ((across * form.across_share + along * form.scratch[0][1]) * samples.weight).sum()
 
 
 def linearized(stage: Stage, depth_kind: str, k1: float, per_frame_focal: bool):
@@ -212,7 +213,7 @@ def test_matrix_is_the_gauss_newton_matrix(stage):
     else:
         across = look_up(frozen.across, at.across.abs()) * problem.form.across_share
         size = at.along.abs() / at.spread
-        along = look_up(frozen.along, size) * problem.form.vote / at.spread.square()
+        along = look_up(frozen.along, size) * problem.form.scratch[0][1] / at.spread.square()
         weight = torch.stack([across, along], -1) * samples.weight[..., None]
     expected = jacobian.T @ (weight.flatten()[:, None] * jacobian)
     scale = expected.diagonal().rsqrt()
@@ -258,10 +259,11 @@ def test_float32_is_good_to_a_thousandth_of_a_pixel():
     assert float((actual - expected)[near].abs().max()) < 2e-3
 
 
-def test_blocks_do_not_change_the_sums(monkeypatch):
+def test_blocks_do_not_change_the_sums():
     cameras, problem, frozen, _, loss, _, equations = linearized(SPLIT, "depth", 0.0, False)
-    monkeypatch.setattr(kernels, "BLOCK_SAMPLES", 3 * problem.samples.samples_per_edge)
-    cut_loss, cut = linearize(problem, cameras, frozen)
+    starts = range(0, problem.samples.num_edges, 3)
+    share = Share(tuple(slice(low, min(low + 3, problem.samples.num_edges)) for low in starts))
+    cut_loss, cut = linearize(replace(problem, form=replace(problem.form, share=share)), cameras, frozen)
     assert cut_loss == pytest.approx(loss, rel=1e-12)
     torch.testing.assert_close(cut.off_diagonal, equations.off_diagonal, rtol=1e-10, atol=1e-9)
 

@@ -13,6 +13,7 @@ MATHEMATICS = (
     "errors",
     "types",
     "config",
+    "distributed",
     "fisheye",
     "geometry",
     "alignment",
