@@ -1,8 +1,8 @@
 """A map prepared once: features, retrieval vectors and depth of its photographs, ready for any number of queries.
 
 Depth of a map is always in the world's unit. Points that the known poses triangulate help it: they fill the holes of
-given maps (a sensor's), which are taken as they are elsewhere; those of a depth model are fitted to them, and where a
-keypoint has such a point, its depth is the point's.
+given maps (a sensor's), which are taken as they are elsewhere. Where they are many they replace the maps of a depth
+model, where they are few these are fitted to them.
 """
 
 import hashlib
@@ -40,6 +40,8 @@ EXHAUSTIVE_UP_TO, NUM_NEIGHBOURS = 25, 20
 POSE_SLACK = 2.0
 """Known poses are not exact: matches may lie that much further from their epipolar line than usual."""
 MIN_MATCHES = 12
+MANY_POINTS = 30
+"""A photograph with so many triangulated points needs no depth network, which errs far more."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> Pr
         triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, watch)
         items = zip(depths, raw, triangulated, strict=True)
         raw = [
-            _filled(values, known) if is_given else _aligned(estimate.is_disparity, values, known)
+            _filled(values, known) if is_given else aligned(estimate.is_disparity, values, known)
             for estimate, values, known in items
         ]
         facts.update(given=is_given, known=float(np.mean([np.isfinite(values).mean() for values in raw])))
@@ -175,16 +177,16 @@ def _at_pixels(estimate: DepthEstimate, photo: Photo, pixels: Float32[np.ndarray
     return np.where(raw > 0, raw, np.nan).astype(np.float32)
 
 
-def _aligned(
+def aligned(
     is_disparity: bool, raw: Float32[np.ndarray, " A"], known: Float64[np.ndarray, " B"]
 ) -> Float32[np.ndarray, " A"]:
-    """Depth in the world's unit: that of triangulated points, which come first, else the fitted map's.
+    """Depth in the world's unit: that of triangulated points, which come first, and the fitted map's if they are few.
 
     A map that too few points speak about is worth nothing: its scale is unknown.
     """
     depth = np.full(len(raw), np.nan, np.float32)
     fit, error = fit_depth(raw[: len(known)], known, DepthFit(1.0, 0.0, is_disparity))
-    if np.isfinite(error):
+    if np.isfinite(error) and np.isfinite(known).sum() < MANY_POINTS:
         depth = fit.depth(raw)
     depth[: len(known)] = np.where(np.isfinite(known), known, depth[: len(known)])
     return depth

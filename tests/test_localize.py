@@ -17,6 +17,7 @@ from mbasfm.cli import main
 from mbasfm.extend import extend
 from mbasfm.infer import turned_back
 from mbasfm.localize import Names
+from mbasfm.mapping import MANY_POINTS, aligned
 from mbasfm.models.sift import SiftMatcher
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -182,6 +183,20 @@ def test_points_fill_the_holes_of_a_sensor(folder, tmp_path):
         np.testing.assert_array_equal(found.raw_depth[~is_hole], true.raw_depth[~is_hole])
         filled = found.raw_depth[is_hole] / true.raw_depth[is_hole]
         assert np.isfinite(filled).mean() > 0.2 and abs(np.nanmedian(filled) - 1) < 0.01
+
+
+@pytest.mark.parametrize("count", [MANY_POINTS - 1, MANY_POINTS])
+def test_a_network_fills_in_only_where_points_are_few(count):
+    depth = np.linspace(1.0, 5.0, 200)
+    known = np.where(np.arange(200) % 3 == 0, depth, np.nan)
+    known[np.flatnonzero(np.isfinite(known))[count:]] = np.nan
+    found = aligned(False, (0.5 * depth).astype(np.float32), known)
+    has_point = np.isfinite(known)
+    np.testing.assert_allclose(found[has_point], depth[has_point], rtol=1e-6)
+    if count < MANY_POINTS:
+        np.testing.assert_allclose(found, depth, rtol=1e-4)
+    else:
+        assert np.isnan(found[~has_point]).all()
 
 
 def test_an_unknown_focal_length_is_found(folder, result):
