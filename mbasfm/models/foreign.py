@@ -40,6 +40,21 @@ class Code:
         self.enter_clone()
         return next((name for name in self.modules if find_spec(name.partition(".")[0])), "")
 
+    def missing(self) -> str:
+        """The command that gets it; empty if it is there."""
+        return "" if self.find_module() else self.get_command()
+
+    def load(self, network: str, module: str = "") -> Any:
+        """Import a module, by default the first that is there; raise InputError if that fails."""
+        name = module or self.find_module()
+        try:
+            return importlib.import_module(name)
+        except Exception as error:  # it is others' code: whatever it needs and does not find
+            where = find_clone(self.repository) or f"the module {name}"
+            raise InputError(
+                f"{network}: {where} cannot be imported ({type(error).__name__}: {error}); install what it asks for"
+            ) from error
+
 
 class ForeignDepth(NetworkDepth):
     """What such networks share."""
@@ -49,14 +64,7 @@ class ForeignDepth(NetworkDepth):
     @classmethod
     def missing_code(cls) -> str:
         """The package to install or the repository to clone."""
-        return "" if cls.code.find_module() else cls.code.get_command()
+        return cls.code.missing()
 
     def _import(self, module: str = "") -> Any:
-        name = module or self.code.find_module()
-        try:
-            return importlib.import_module(name)
-        except Exception as error:  # it is others' code: whatever it needs and does not find
-            where = find_clone(self.code.repository) or f"the module {name}"
-            raise InputError(
-                f"{self.name}: {where} cannot be imported ({type(error).__name__}: {error}); install what it asks for"
-            ) from error
+        return self.code.load(self.name, module)
