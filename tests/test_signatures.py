@@ -64,6 +64,14 @@ TWINS = (
         "DepthAnything3",
         ("forward",),
     ),
+    Twin(
+        "romatch",
+        "romatch/models/model_zoo/__init__.py",
+        "romatch/romatch/__init__.py",
+        "",
+        ("roma_outdoor", "roma_indoor"),
+    ),
+    Twin("romatch", "romatch/models/matcher.py", "romatch/romatch/__init__.py", "RegressionMatcher", ("match",)),
 )
 
 

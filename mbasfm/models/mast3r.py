@@ -1,7 +1,5 @@
 """MASt3R from a clone of its repository: dense descriptors of two images, matched where both prefer each other."""
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mbasfm.errors import InputError
+from mbasfm.models.foreign import Code
 from mbasfm.models.image_network import Found, ImageNetwork
-from mbasfm.models.weights import clone_command, find_clone
 
-REPOSITORY = "naver/mast3r"
+CODE = Code("naver/mast3r", modules=("mast3r",), clone_options="--recursive ")
 GRID_PX = 8
 """In the network's pixels: matching starts on a grid of each image."""
 BLOCK = 1 << 13
@@ -32,18 +29,10 @@ class Mast3rMatcher(ImageNetwork):
     @classmethod
     def missing_code(cls) -> str:
         """The repository to clone."""
-        return "" if find_clone(REPOSITORY) else clone_command(REPOSITORY, "--recursive ")
+        return CODE.missing()
 
     def _load(self, folder: Path) -> Any:
-        clone = str(find_clone(REPOSITORY))
-        if clone not in sys.path:
-            sys.path.insert(0, clone)
-        try:
-            model, self._nearest = (importlib.import_module(f"mast3r.{name}") for name in ("model", "fast_nn"))
-        except Exception as error:  # it is others' code: whatever it needs and does not find
-            raise InputError(
-                f"mast3r: {clone} cannot be imported ({type(error).__name__}: {error}); install what it asks for"
-            ) from error
+        model, self._nearest = (CODE.load(self.name, f"mast3r.{name}") for name in ("model", "fast_nn"))
         return model.AsymmetricMASt3R.from_pretrained(str(folder))
 
     def _match(self, first: Float[Tensor, "3 h w"], second: Float[Tensor, "3 H W"]) -> Found:
