@@ -30,7 +30,8 @@ def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[
     rows, totals = summarise(records), means(recipe, records)
     failed = [record for record in records if record["status"] != "ok"]
     scenes = len({row.scene for row in rows})
-    summary = f"{len(records)} runs over {scenes} scene{'s' * (scenes > 1)}; {len(failed) or 'none'} failed. Version {records[0]['version']},"
+    runs = f"{len(records)} runs over {scenes} scene{'s' * (scenes > 1)}; {len(failed) or 'none'} failed."
+    summary = f"{runs} Version {records[0]['version']},"
     return Template(read_template("bench.html")).substitute(
         title=escape(recipe.title),
         style=read_template("report.css") + read_template("bench.css"),
