@@ -30,14 +30,13 @@ def render_bench(recipe: Recipe, records: Sequence[Record], published: Sequence[
     rows, totals = summarise(records), means(recipe, records)
     failed = [record for record in records if record["status"] != "ok"]
     scenes = len({row.scene for row in rows})
-    summary = f"{len(records)} runs over {scenes} scene{'s' * (scenes > 1)}; {len(failed) or 'none'} failed."
-    first, machine = records[0], records[0]["machine"]
-    summary += f" Version {first['version']}, {machine['cores']} cores, {machine['system']}."
+    runs = f"{len(records)} runs over {scenes} scene{'s' * (scenes > 1)}; {len(failed) or 'none'} failed."
+    summary = f"{runs} Version {records[0]['version']},"
     return Template(read_template("bench.html")).substitute(
         title=escape(recipe.title),
         style=read_template("report.css") + read_template("bench.css"),
         protocol=escape(recipe.protocol),
-        summary=escape(summary),
+        summary=escape(f"{summary} {records[0]['machine']['cores']} cores, {records[0]['machine']['system']}."),
         notes=_notes("What to know", recipe.notes),
         plots=_plots(rows, totals, find_protocol(recipe.protocol)),
         tables="".join(_section(*table) for table in pivots(recipe, rows, totals, published))
