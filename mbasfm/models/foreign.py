@@ -60,21 +60,6 @@ class Code:
                 f"{network}: {where} cannot be imported ({type(error).__name__}: {error}); install what it asks for"
             ) from error
 
-    def missing(self) -> str:
-        """The command that gets it; empty if it is there."""
-        return "" if self.find_module() else self.get_command()
-
-    def load(self, network: str, module: str = "") -> Any:
-        """Import a module, by default the first that is there; raise InputError if that fails."""
-        name = module or self.find_module()
-        try:
-            return importlib.import_module(name)
-        except Exception as error:  # it is others' code: whatever it needs and does not find
-            where = find_clone(self.repository) or f"the module {name}"
-            raise InputError(
-                f"{network}: {where} cannot be imported ({type(error).__name__}: {error}); install what it asks for"
-            ) from error
-
 
 class ForeignDepth(NetworkDepth):
     """What such networks share."""
