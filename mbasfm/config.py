@@ -151,6 +151,8 @@ class Config:
     """Largest distance of a verified match to its epipolar line [px at a long side of 1024]."""
     tracks_per_frame: int = 1000
     """Polish adjusts this many tracks of every photograph, the longest; all are in the result."""
+    max_memory_gb: float | None = None
+    """Memory of each process: picks how samples are stored and read, and how many; None: as much as they need."""
     adam_steps: int = 2000
     """Steps per stage of ``--solver adam``. The paper takes 25,000 to 50,000."""
 
@@ -179,6 +181,8 @@ class Config:
         if not (1 <= min(counts) and max(counts) <= MOST and 0 < self.max_error_px < math.inf):
             names = "samples_per_edge, tracks_per_frame, adam_steps and max_error_px"
             raise ConfigError(f"{names} must be positive and at most {MOST}")
+        if self.max_memory_gb is not None and not 0 < self.max_memory_gb < math.inf:
+            raise ConfigError(f"max_memory_gb must be positive, not {self.max_memory_gb}")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed}")
 

@@ -137,11 +137,9 @@ def _match(
 
 def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
     """Frames that do not have two pairs (of two photographs: one) with many matches, which would hold them in place."""
-    count = np.zeros((len(content.photos), len(content.photos)), dtype=np.int64)
-    for (i, j), matches in zip(content.pairs, content.matches, strict=True):
-        count[i, j] = count[j, i] = len(matches)
+    strong = content.pairs[[len(matches) >= MANY_MATCHES for matches in content.matches]]
     enough = min(2, len(content.photos) - 1)
-    return np.sort(count, axis=1)[:, -enough] < MANY_MATCHES
+    return np.bincount(strong.ravel(), minlength=len(content.photos)) < enough
 
 
 def merge(first: Content, second: Content) -> Content:

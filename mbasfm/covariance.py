@@ -17,14 +17,8 @@ from torch import Tensor
 from mbasfm.forms import DEPTH_VOTES, FrozenIsotropic, FrozenSplit, source_mass
 from mbasfm.geometry import camera_centers
 from mbasfm.kernels import POSE_COLUMNS
-from mbasfm.normal import (
-    DENSE_LIMIT,
-    SLOT_SCALE,
-    SLOT_SHIFT,
-    NormalEquations,
-    Unknowns,
-    dense_matrix,
-)
+from mbasfm.linear import DENSE_LIMIT, dense_matrix
+from mbasfm.normal import SLOT_SCALE, SLOT_SHIFT, NormalEquations, Unknowns
 from mbasfm.objective import WeightTable
 from mbasfm.solve_lm import Problem, linearize
 from mbasfm.types import Cameras

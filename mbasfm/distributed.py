@@ -1,20 +1,45 @@
-"""Several processes, on one machine or many: who computes what, and how their sums come together.
+"""Several processes, on one machine or many (torchrun): who computes what, and how their sums come together.
 
 This is the only file that talks to other processes; alone, every function is the identity. Work is cut into blocks that
 do not depend on the number of processes, and sums over processes are added in the order of their ranks, so that every
 number of processes gives the same answer up to the rounding of sums in float64.
 """
 
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mbasfm.errors import WorkerLostError
+
+Item = TypeVar("Item")
 PIECE = 1 << 22
 """Numbers sent at once: bounds the memory of a sum over many processes."""
 SHUFFLE_SEED = 0
+PATIENCE = timedelta(days=2)
+"""How long a process waits for the others: features of another may take long. One that dies is noticed at once."""
+_MEMBERS: list[tuple[str, int]] = []
+"""Host and process number by rank, so that one that is gone can be named."""
+
+
+def start() -> None:
+    """Join the other processes if torchrun started this one among several."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not _is_many():
+        dist.init_process_group("gloo", timeout=PATIENCE)
+        _MEMBERS[:] = _gather_objects((socket.gethostname(), os.getpid()))
+
+
+def finish() -> None:
+    """Leave the other processes."""
+    if _is_many():
+        dist.destroy_process_group()
 
 
 def rank() -> int:
@@ -22,13 +47,27 @@ def rank() -> int:
     return dist.get_rank() if _is_many() else 0
 
 
+def is_main() -> bool:
+    """Whether this is the process that writes."""
+    return rank() == 0
+
+
 def world_size() -> int:
     """How many processes there are."""
     return dist.get_world_size() if _is_many() else 1
 
 
+def own_cores() -> int:
+    """Cores of the machine for each of its processes."""
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 def _is_many() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Shares of the work
 
 
 @dataclass(frozen=True)
@@ -61,10 +100,33 @@ def deal(blocks: Sequence[slice], at_random: bool) -> Share:
     return Share(tuple(blocks[number] for number in own.tolist()), is_whole=False)
 
 
+def mine(items: Sequence[Item]) -> Sequence[Item]:
+    """This process's part of independent items; those of like cost often follow each other, so they are dealt."""
+    return items[rank() :: world_size()]
+
+
+def wait_for_all() -> None:
+    """Go on when all processes are here."""
+    if _is_many():
+        _talk(dist.barrier)
+
+
+def from_main(compute: Callable[[], Item]) -> Item:
+    """What the main process computes, on all of them."""
+    if not _is_many():
+        return compute()
+    box: list[Any] = [compute() if is_main() else None]
+    _talk(dist.broadcast_object_list, box, 0)
+    return box[0]
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Talking
+
+
 def _add_up(tensor: Tensor) -> None:
     """Sum over processes in the order of their ranks: the same bits everywhere, whatever the network does."""
-    flat = tensor.view(-1)
-    for piece in flat.split(PIECE):
+    for piece in tensor.view(-1).split(PIECE) if tensor.numel() else ():
         first, *others = _gather(piece)
         for other in others:
             first += other
@@ -74,5 +136,44 @@ def _add_up(tensor: Tensor) -> None:
 def _gather(tensor: Tensor) -> list[Tensor]:
     """The tensor of every process, by rank."""
     parts = [torch.empty_like(tensor) for _ in range(world_size())]
-    dist.all_gather(parts, tensor.contiguous())
+    _talk(dist.all_gather, parts, tensor.contiguous())
     return parts
+
+
+def _gather_objects(item: Item) -> list[Item]:
+    found: list[Any] = [None] * world_size()
+    _talk(dist.all_gather_object, found, item)
+    return found
+
+
+def _talk(call: Callable[..., object], *arguments: object) -> None:
+    try:
+        call(*arguments)
+    except RuntimeError as error:
+        advice = "what was computed so far is kept; run the same command again with --resume"
+        raise WorkerLostError(f"{_who_is_gone()} of {world_size()} is gone ({_first_line(error)}); {advice}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:120]
+
+
+def _who_is_gone() -> str:
+    """Ranks whose process does not live on this machine any more; others can only be guessed at."""
+    host = socket.gethostname()
+    gone = [number for number, (where, pid) in enumerate(_MEMBERS) if where == host and not _is_alive(pid)]
+    if gone:
+        return f"worker {', '.join(map(str, gone))}"
+    elsewhere = sorted({where for where, _ in _MEMBERS if where != host})
+    return f"a worker on {' or '.join(elsewhere)}" if elsewhere else "a worker"
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs; one that ended but was not yet waited for does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:  # no /proc, or another user's
+        return True

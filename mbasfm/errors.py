@@ -29,3 +29,7 @@ class MissingExtraError(MBAError):
 
     def __init__(self, what: str, extra: str):
         super().__init__(f"{what} needs an optional dependency: pip install 'mbasfm[{extra}]'")
+
+
+class WorkerLostError(MBAError):
+    """Another process of the job died."""

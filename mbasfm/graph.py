@@ -1,11 +1,13 @@
 """The pose graph: which verified pairs become edges, and which of them contradict the others."""
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 
@@ -16,6 +18,7 @@ MAX_TRIPLET_ERROR_DEG = 10.0
 """Three relative rotations around a triangle of true pairs come back to themselves within a few degrees."""
 SAME_ANSWER_DEG, ANSWER_ROUNDS = 3.0, 10
 """How well rotations around a triangle must close to support one of two answers."""
+PAIRS_AT_ONCE, TRIANGLES_AT_ONCE = 1 << 14, 1 << 18
 MIN_TRIPLETS = 2
 """A pair is only judged where several triangles can speak."""
 
@@ -35,24 +38,59 @@ def drop_inconsistent(views: Sequence[TwoView], num_frames: int) -> tuple[list[T
     """
     triangles = _sides(views, num_frames)
     rotation = np.stack([view.j_from_i[None, :, :3] for view in views]) if views else np.zeros((0, 1, 3, 3))
-    closes = _closing_deg(*(rotation[triangles[:, side]] for side in range(3))).ravel() < MAX_TRIPLET_ERROR_DEG
-    voice = _voices(views, triangles)
-    strength = np.array([view.strength for view in views])
-    kept = np.ones(len(views), dtype=bool)
-    while True:
-        count = np.bincount(triangles.ravel(), minlength=len(views))
-        total, bad = (
-            np.bincount(triangles[some].ravel(), voice[some].ravel(), minlength=len(views))
-            for some in (slice(None), ~closes)
-        )
-        suspects = np.flatnonzero(kept & (count >= MIN_TRIPLETS) & (bad > 0.5 * total))
-        if len(suspects) == 0:
-            good, wrong = ([views[number] for number in np.flatnonzero(part).tolist()] for part in (kept, ~kept))
-            return good, wrong
-        worst = suspects[np.argmin(strength[suspects])]
-        kept[worst] = False
-        left = (triangles != worst).all(1)
-        triangles, closes, voice = triangles[left], closes[left], voice[left]
+    closes = np.concatenate(
+        [
+            _closing_deg(*(rotation[some[:, side]] for side in range(3))).ravel() < MAX_TRIPLET_ERROR_DEG
+            for some in np.array_split(triangles, len(triangles) // TRIANGLES_AT_ONCE + 1)
+        ]
+    )
+    kept = _Vote(triangles, closes, _voices(views, triangles), np.array([view.strength for view in views])).settle()
+    good, wrong = ([views[number] for number in np.flatnonzero(part).tolist()] for part in (kept, ~kept))
+    return good, wrong
+
+
+class _Vote:
+    """Triangles speak about their pairs; what a pair that leaves takes with it is subtracted, never counted anew."""
+
+    def __init__(self, triangles: np.ndarray, closes: np.ndarray, voice: np.ndarray, strength: np.ndarray):
+        self._triangles, self._voice, self._strength = triangles, voice, strength
+        count = len(strength)
+        self._count = np.bincount(triangles.ravel(), minlength=count)
+        self._total = np.bincount(triangles.ravel(), voice.ravel(), minlength=count)
+        self._bad = np.bincount(triangles[~closes].ravel(), voice[~closes].ravel(), minlength=count)
+        self._closes, self._speaks = closes, np.ones(len(triangles), dtype=bool)
+        order = np.argsort(triangles.ravel(), kind="stable")
+        self._of_pair, self._start = order // 3, np.concatenate([[0], np.cumsum(self._count)])
+
+    def settle(self) -> Bool[np.ndarray, " P"]:
+        """Which pairs stay. The weakest suspect leaves first; that may clear others, or make them suspects."""
+        kept = np.ones(len(self._strength), dtype=bool)
+        queue = [(self._strength[pair], pair) for pair in np.flatnonzero(self._is_suspect(slice(None))).tolist()]
+        heapq.heapify(queue)
+        while queue:
+            _, worst = heapq.heappop(queue)
+            if not kept[worst] or not self._is_suspect(worst):
+                continue
+            kept[worst] = False
+            for pair in self._remove(worst):
+                if kept[pair] and self._is_suspect(pair):
+                    heapq.heappush(queue, (self._strength[pair], pair))
+        return kept
+
+    def _is_suspect(self, pair: Any) -> Any:
+        # Sums of many voices are only as exact as their rounding; a tie is no suspicion.
+        return (self._count[pair] >= MIN_TRIPLETS) & (self._bad[pair] > (0.5 + 1e-9) * self._total[pair])
+
+    def _remove(self, pair: int) -> list[int]:
+        """Silence the triangles of a pair; returns the pairs they spoke about."""
+        mine = self._of_pair[self._start[pair] : self._start[pair + 1]]
+        mine = mine[self._speaks[mine]]
+        self._speaks[mine] = False
+        sides, voice = self._triangles[mine].ravel(), self._voice[mine].ravel()
+        np.subtract.at(self._count, sides, 1)
+        np.subtract.at(self._total, sides, voice)
+        np.subtract.at(self._bad, sides, voice * np.repeat(~self._closes[mine], 3))
+        return np.unique(sides).tolist()
 
 
 def choose_answers(views: Sequence[TwoView], num_frames: int) -> list[TwoView]:
@@ -89,14 +127,23 @@ def choose_answers(views: Sequence[TwoView], num_frames: int) -> list[TwoView]:
 
 def _sides(views: Sequence[TwoView], num_frames: int) -> Int64[np.ndarray, "T 3"]:
     """All triangles i < j < k as numbers of their pairs ij, ik and jk."""
-    index = -np.ones((num_frames, num_frames), dtype=np.int64)
-    for number, view in enumerate(views):
-        index[view.i, view.j] = index[view.j, view.i] = number
+    ends = np.array([(view.i, view.j) for view in views], dtype=np.int64).reshape(-1, 2)
+    first, second = ends.min(1), ends.max(1)
+    order = np.argsort(first * num_frames + second, kind="stable")
+    key = (first * num_frames + second)[order]
+    start = np.searchsorted(first[order], np.arange(num_frames + 1))
+    above, number = second[order], order  # neighbours of i above i, and the pair's number, from start[i] on
     found = [np.zeros((0, 3), dtype=np.int64)]
-    for number, view in enumerate(views):
-        third = np.flatnonzero((index[view.i] >= 0) & (index[view.j] >= 0))
-        third = third[third > view.j]
-        found.append(np.column_stack([np.full(len(third), number), index[view.i, third], index[view.j, third]]))
+    for some in np.array_split(np.arange(len(views)), len(views) // PAIRS_AT_ONCE + 1):
+        i, j = first[some], second[some]
+        # Every neighbour k of j above j closes a triangle if i has it too.
+        count = start[j + 1] - start[j]
+        which = np.repeat(np.arange(len(some)), count)
+        position = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count) + start[j][which]
+        wanted = i[which] * num_frames + above[position]
+        place = np.searchsorted(key, wanted)
+        closed = (place < len(key)) & (key[np.minimum(place, len(key) - 1)] == wanted)
+        found.append(np.stack([some[which], number[np.minimum(place, len(key) - 1)], number[position]], 1)[closed])
     return np.concatenate(found)
 
 
@@ -113,6 +160,19 @@ def _closing_deg(
     # trace(k_from_i^T k_from_j j_from_i)
     trace = np.einsum("tbxy,tcxz,tazy->tabc", k_from_i, k_from_j, j_from_i)
     return np.rad2deg(np.arccos(np.clip((trace - 1) / 2, -1, 1)))
+
+
+def strongest_pairs(views: Sequence[TwoView], num_frames: int, per_frame: int) -> list[TwoView]:
+    """At most so many pairs of every frame, the strongest of either end, and those of a strongest spanning forest."""
+    forest = _strongest_forest(views, num_frames, [True] * len(views))
+    count, kept = np.zeros(num_frames, dtype=np.int64), np.zeros(len(views), dtype=bool)
+    in_forest = [(view.i, view.j) in forest for view in views]
+    for number in sorted(range(len(views)), key=lambda n: (not in_forest[n], -views[n].strength)):
+        ends = [views[number].i, views[number].j]
+        if in_forest[number] or bool((count[ends] < per_frame).all()):
+            kept[number] = True
+            count[ends] += 1
+    return [view for view, keep in zip(views, kept.tolist(), strict=True) if keep]
 
 
 def find_components(views: Sequence[TwoView], num_frames: int) -> Int64[np.ndarray, " N"]:

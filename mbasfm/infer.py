@@ -1,6 +1,5 @@
 """What is computed once per photograph and per pair, and kept in the cache: features, depth, matches."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
+from mbasfm.distributed import mine, own_cores, wait_for_all, world_size
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, read_upright
@@ -21,7 +21,7 @@ from mbasfm.sampling import Keypoints
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-WORKERS = os.cpu_count() or 1
+WORKERS = own_cores()
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def describe_photos(
         features = Features(arrays["pixels"], arrays["descriptors"], photo.name, (photo.width, photo.height))
         return Described(features, arrays["colors"])
 
-    return in_parallel(describe, photos)
+    return shared_in_parallel(describe, photos, cache)
 
 
 def _describe(photo: Photo, matcher: Matcher, quarter_turns: int) -> dict[str, np.ndarray]:
@@ -85,6 +85,16 @@ def estimate_depths(
 
     Where a model is no surer than ``min_confidence``, depth is unknown.
     """
+    if world_size() > 1 and cache.is_kept:
+        for _ in _estimate_each(mine(photos), model, cache, min_confidence):
+            pass
+        wait_for_all()
+    return _estimate_each(photos, model, cache, min_confidence)
+
+
+def _estimate_each(
+    photos: Sequence[Photo], model: DepthModel, cache: Cache, min_confidence: float
+) -> Iterator[DepthEstimate | InputError]:
     step = getattr(model, "batch_size", 1)
     for start in range(0, len(photos), step):
         keys = {photo: depth_key(photo, model) for photo in photos[start : start + step]}
@@ -172,7 +182,7 @@ def match_pairs(
         arrays = cache.get(key, lambda: match(pair))
         return arrays["indices"], arrays["confidence"]
 
-    return in_parallel(cached, ((i, j) for i, j in pairs.tolist()))
+    return shared_in_parallel(cached, [(i, j) for i, j in pairs.tolist()], cache)
 
 
 def keypoints_of(photo: Photo, features: Features, depth: DepthEstimate) -> Keypoints:
@@ -187,6 +197,15 @@ def values_at(image: np.ndarray, relative: Float32[np.ndarray, "M 2"]) -> np.nda
     column = np.clip((relative[:, 0] * width).astype(np.int64), 0, width - 1)
     row = np.clip((relative[:, 1] * height).astype(np.int64), 0, height - 1)
     return image[row, column]
+
+
+def shared_in_parallel(work: Callable[[Item], Result], items: Sequence[Item], cache: Cache) -> Iterator[Result]:
+    """The same where processes share the work through the cache: each does its own part, then reads that of all."""
+    if world_size() > 1 and cache.is_kept:
+        for _ in in_parallel(work, mine(items)):
+            pass
+        wait_for_all()
+    return in_parallel(work, items)
 
 
 def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:

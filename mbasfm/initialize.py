@@ -4,8 +4,8 @@ A two-view pose has no scale; the depth of the frame that is already placed give
 depth that the map has over the depth that triangulation with a unit baseline would give.
 """
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import poselib
@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float64
 
 from mbasfm.config import Tree
-from mbasfm.residuals import REFERENCE_LONG_SIDE
-from mbasfm.rotations import average_positions, rays_of
+from mbasfm.edges import Edge, Edges, compose, invert, parallax_deg, reverse, scaled, triangulate
+from mbasfm.rotations import average_positions
 from mbasfm.sampling import Keypoints
 from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Intrinsics
@@ -28,26 +28,12 @@ MIN_PARALLAX_DEG = 0.5
 ACROSS_PX, ALONG_PX, BEHIND_PX = 8.0, 100.0, 1e4
 """Scale at which errors across and along the epipolar line begin to count as logarithms only, and what a point behind
 the camera counts [px at a long side of 1024]."""
+MAX_WITNESSES = 20_000
+"""Pairs that judge which start is better."""
 CLEARLY_WORSE = 1.05
 """Factor on the sum of logarithmic errors."""
 PNP_ERROR_PX = 20.0
 """Monocular depth is rough, so is the threshold of poses from it [px at a long side of 1024]."""
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A verified pair seen from one of its ends: rays and depth of the matches."""
-
-    source: int
-    target: int
-    target_from_source: Float64[np.ndarray, "3 4"]
-    rays_source: Float64[np.ndarray, "M 3"]
-    rays_target: Float64[np.ndarray, "M 3"]
-    raw_source: Float64[np.ndarray, " M"]
-    raw_target: Float64[np.ndarray, " M"]
-    focal_target: float
-    """[px at a long side of 1024]"""
-    is_planar: bool
 
 
 def initialize_cameras(
@@ -65,7 +51,7 @@ def initialize_cameras(
     cam_from_world begin there and the others join them; then there is one start.
     """
     num_frames = len(keypoints)
-    edges = _edges(views, keypoints, intrinsics)
+    edges = Edges(views, keypoints, intrinsics)
     placing = _Placing(edges, is_disparity.numpy(), num_frames)
     placing.take(given or {})
     for frame, parents in _order(views, placing.placed.copy(), tree):
@@ -95,29 +81,40 @@ def _order(views: Sequence[TwoView], placed: Bool[np.ndarray, " N"], tree: Tree)
     ``paper``: root of highest degree, next the frame of highest degree that touches the tree. ``consistent``: the same
     with the strength of pairs, counted towards the placed frames.
     """
-    strength = np.zeros((len(placed), len(placed)))
+    near: dict[int, dict[int, float]] = {}
     for view in views:
-        strength[view.i, view.j] = strength[view.j, view.i] = 1 if tree == "paper" else view.strength
-    total = strength.sum(1)
-    while True:
-        reach = strength[placed].sum(0) * ~placed
-        if reach.any():
-            frame = int(np.where(reach > 0, total, -1).argmax() if tree == "paper" else reach.argmax())
-        else:
-            rest = np.where(placed, -1, total)
-            frame = int(rest.argmax())
-            if rest[frame] <= 0:
-                return
-        neighbours = np.flatnonzero(placed & (strength[frame] > 0))
-        key = total if tree == "paper" else strength[frame]
-        yield frame, neighbours[np.argsort(-key[neighbours], kind="stable")].tolist()
-        placed[frame] = True
+        worth = 1.0 if tree == "paper" else view.strength
+        near.setdefault(view.i, {})[view.j] = near.setdefault(view.j, {})[view.i] = worth
+    total = {frame: sum(around.values()) for frame, around in near.items()}
+    is_placed, reach = placed.copy(), dict.fromkeys(near, 0.0)
+    # Roots wait behind everything that touches the tree; entries that are out of date are passed over.
+    queue = [(1, -worth, frame) for frame, worth in total.items()]
+
+    def touch(frame: int) -> None:
+        is_placed[frame] = True
+        for other, worth in near.get(frame, {}).items():
+            reach[other] += worth
+            if not is_placed[other]:
+                heapq.heappush(queue, (0, -(total[other] if tree == "paper" else reach[other]), other))
+
+    heapq.heapify(queue)
+    for frame in np.flatnonzero(placed).tolist():
+        touch(frame)
+    while queue:
+        _, _, frame = heapq.heappop(queue)
+        if is_placed[frame]:
+            continue
+        around = near[frame]
+        neighbours = sorted(other for other in around if is_placed[other])
+        key = total if tree == "paper" else around
+        yield frame, sorted(neighbours, key=lambda other: -key[other])
+        touch(frame)
 
 
 class _Placing:
     """Frames placed so far: the only state of this stage."""
 
-    def __init__(self, edges: dict[tuple[int, int], Edge], is_disparity: Bool[np.ndarray, " N"], num_frames: int):
+    def __init__(self, edges: Edges, is_disparity: Bool[np.ndarray, " N"], num_frames: int):
         self._edges, self._is_disparity = edges, is_disparity
         self.cam_from_world = np.tile(np.eye(4)[:3], (num_frames, 1, 1))
         self.scale = np.ones(num_frames)
@@ -136,8 +133,8 @@ class _Placing:
         for frame, pose in given.items():
             self.cam_from_world[frame], self.placed[frame] = pose, True
         ratios: dict[int, list[Float64[np.ndarray, " _"]]] = {}
-        for edge in self._edges.values():
-            if edge.source in given and edge.target in given and _parallax_deg(edge) >= MIN_PARALLAX_DEG:
+        for edge in self._edges.among(given):
+            if parallax_deg(edge) >= MIN_PARALLAX_DEG:
                 ratios.setdefault(edge.target, []).append(self._scale_ratios(edge))
         merged = {frame: np.concatenate(values) for frame, values in ratios.items()}
         positive = {frame: values[np.isfinite(values) & (values > 0)] for frame, values in merged.items()}
@@ -165,8 +162,10 @@ class _Placing:
         rotation = self.cam_from_world[:, :, :3]
         centers = -np.einsum("nji,nj->ni", rotation, self.cam_from_world[:, :, 3])
         averaged = average_positions(views, rotation)
-        for root in np.unique(self.root_of[self.placed]).tolist():
-            mine = [view for view in views if self.root_of[view.i] == root]
+        members: dict[int, list[TwoView]] = {}
+        for view in views:
+            members.setdefault(int(self.root_of[view.i]), []).append(view)
+        for root, mine in members.items():
             if len(mine) >= 2:
                 self._move(root, mine, centers, averaged)
         settled = self._agreement(views), self.cam_from_world, self.scale
@@ -194,22 +193,25 @@ class _Placing:
             self.scale[frame] = value / growth if self._is_disparity[frame] else value * growth
 
     def _agreement(self, views: Sequence[TwoView]) -> float:
+        """On all pairs or, of very many, on some at equal distances."""
+        count = min(len(views), MAX_WITNESSES)
+        views = [views[number * len(views) // count] for number in range(count)]
         ends = [end for view in views for end in ((view.i, view.j), (view.j, view.i))]
         return sum(self._score(self._edges[end], self.cam_from_world[end[1]]) for end in ends)
 
     def _propose(self, edge: Edge) -> list[Float64[np.ndarray, "3 4"]]:
         """World-to-camera poses of the target that one placed neighbour suggests."""
-        relative = [_scaled(edge.target_from_source, self._baseline(edge))]
+        relative = [scaled(edge.target_from_source, self._baseline(edge))]
         if edge.is_planar:
             relative += self._pose_from_depth(edge)
-        return [_compose(pose, self.cam_from_world[edge.source]) for pose in relative]
+        return [compose(pose, self.cam_from_world[edge.source]) for pose in relative]
 
     def _baseline(self, edge: Edge) -> float:
         """Length of the translation: triangulated inverse depth over that of the placed frame's map."""
-        if _parallax_deg(edge) < MIN_PARALLAX_DEG:
+        if parallax_deg(edge) < MIN_PARALLAX_DEG:
             return 0.0
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = _triangulate(edge, edge.target_from_source) / self._inverse_depth(edge.source, edge.raw_source)
+            ratio = triangulate(edge, edge.target_from_source) / self._inverse_depth(edge.source, edge.raw_source)
         ratio = ratio[np.isfinite(ratio) & (ratio > 0)]
         return float(np.median(ratio)) if len(ratio) else 0.0
 
@@ -229,7 +231,7 @@ class _Placing:
 
     def _score(self, edge: Edge, cam_from_world: Float64[np.ndarray, "3 4"]) -> float:
         """How much an edge from a placed frame agrees, across and along the epipolar line."""
-        relative = _compose(cam_from_world, _invert(self.cam_from_world[edge.source]))
+        relative = compose(cam_from_world, invert(self.cam_from_world[edge.source]))
         inverse_depth = self._inverse_depth(edge.source, edge.raw_source)
         known = np.isfinite(inverse_depth)
         inverse_depth = np.where(known, inverse_depth, np.median(inverse_depth[known]) if known.any() else 0.0)
@@ -254,13 +256,13 @@ class _Placing:
 
     def _scale_ratios(self, edge: Edge) -> Float64[np.ndarray, " M"]:
         """Scale at which each raw value of the target would be right."""
-        relative = _compose(self.cam_from_world[edge.target], _invert(self.cam_from_world[edge.source]))
-        if _parallax_deg(edge) < MIN_PARALLAX_DEG or np.linalg.norm(relative[:, 3]) < 1e-9:
+        relative = compose(self.cam_from_world[edge.target], invert(self.cam_from_world[edge.source]))
+        if parallax_deg(edge) < MIN_PARALLAX_DEG or np.linalg.norm(relative[:, 3]) < 1e-9:
             inverse_depth = self._inverse_depth(edge.source, edge.raw_source)
             near = (edge.rays_source @ relative[:, :3].T)[:, 2] + relative[2, 3] * inverse_depth
             inverse = inverse_depth / np.where(near > 0, near, np.nan)
         else:
-            inverse = _triangulate(_reversed(edge), _invert(relative))
+            inverse = triangulate(reverse(edge), invert(relative))
         raw = edge.raw_target
         with np.errstate(divide="ignore", invalid="ignore"):
             return inverse / raw if self._is_disparity[edge.target] else 1 / (inverse * raw)
@@ -268,71 +270,3 @@ class _Placing:
     def _inverse_depth(self, frame: int, raw: Float64[np.ndarray, " M"]) -> Float64[np.ndarray, " M"]:
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.scale[frame] * raw if self._is_disparity[frame] else 1 / (self.scale[frame] * raw)
-
-
-def _edges(
-    views: Sequence[TwoView], keypoints: Sequence[Keypoints], intrinsics: Intrinsics
-) -> dict[tuple[int, int], Edge]:
-    rays = rays_of(keypoints, intrinsics)
-    focal = intrinsics.focal[:, 0].numpy() * REFERENCE_LONG_SIDE / intrinsics.sizes.amax(1).numpy()
-    edges = {}
-    for view in views:
-        first, second = view.matches[
-            np.isfinite(rays[view.i][view.matches[:, 0]]).all(1) & np.isfinite(rays[view.j][view.matches[:, 1]]).all(1)
-        ].T
-        edge = Edge(
-            view.i,
-            view.j,
-            view.j_from_i,
-            rays[view.i][first],
-            rays[view.j][second],
-            keypoints[view.i].raw_depth[first].astype(np.float64),
-            keypoints[view.j].raw_depth[second].astype(np.float64),
-            float(focal[view.j]),
-            view.is_planar,
-        )
-        edges[view.i, view.j] = edge
-        edges[view.j, view.i] = replace(_reversed(edge), focal_target=float(focal[view.i]))
-    return edges
-
-
-def _reversed(edge: Edge) -> Edge:
-    return replace(
-        edge,
-        source=edge.target,
-        target=edge.source,
-        target_from_source=_invert(edge.target_from_source),
-        rays_source=edge.rays_target,
-        rays_target=edge.rays_source,
-        raw_source=edge.raw_target,
-        raw_target=edge.raw_source,
-    )
-
-
-def _triangulate(edge: Edge, target_from_source: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, " M"]:
-    """Inverse depth in the source at which the match is nearest (design: the foot on the epipolar line)."""
-    base = edge.rays_source @ target_from_source[:, :3].T
-    step = target_from_source[:, 3]
-    match = edge.rays_target[:, :2]
-    slope = step[:2] - match * step[2]
-    offset = base[:, :2] - match * base[:, 2:]
-    return -(offset * slope).sum(1) / np.maximum((slope * slope).sum(1), 1e-18)
-
-
-def _parallax_deg(edge: Edge) -> float:
-    """Median angle between matched rays after the rotation between the frames is undone."""
-    turned = edge.rays_source @ edge.target_from_source[:, :3].T
-    sine = np.linalg.norm(np.cross(turned, edge.rays_target), axis=1)
-    return float(np.rad2deg(np.median(np.arctan2(sine, (turned * edge.rays_target).sum(1)))))
-
-
-def _scaled(pose: Float64[np.ndarray, "3 4"], length: float) -> Float64[np.ndarray, "3 4"]:
-    return np.column_stack([pose[:, :3], pose[:, 3] * length])
-
-
-def _compose(c_from_b: Float64[np.ndarray, "3 4"], b_from_a: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, "3 4"]:
-    return np.column_stack([c_from_b[:, :3] @ b_from_a[:, :3], c_from_b[:, :3] @ b_from_a[:, 3] + c_from_b[:, 3]])
-
-
-def _invert(b_from_a: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, "3 4"]:
-    return np.column_stack([b_from_a[:, :3].T, -b_from_a[:, :3].T @ b_from_a[:, 3]])

@@ -96,7 +96,7 @@ def blocks(samples: SampleSource) -> list[slice]:
     Where edges are sorted by source frame, a star stays in one block if it fits.
     """
     source, count = samples.edges[:, 0], samples.num_edges
-    borders = torch.cat([torch.nonzero(source.diff()).flatten() + 1, torch.tensor([count])])
+    borders = torch.cat([torch.zeros(1).long(), torch.nonzero(source.diff()).flatten() + 1])
     cuts = [0]
     while cuts[-1] < count:
         furthest = cuts[-1] + samples.block_edges

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int64
 from mbasfm.calibrate import Start, known_intrinsics, lenses_of, with_searched_focal
 from mbasfm.config import BENT, Config
 from mbasfm.content import Content
-from mbasfm.infer import in_parallel
+from mbasfm.infer import in_parallel, shared_in_parallel
 from mbasfm.io.cache import Cache
 from mbasfm.twoview import MIN_INLIERS, TwoView, inherit, pack, unpack, verify
 from mbasfm.types import Intrinsics
@@ -111,7 +111,7 @@ class _Verifier:
             i, j = self._content.pairs[number].tolist()
             return self._verify((i, j), self._content.matches[number], bool(known[i] and known[j]))
 
-        return in_parallel(work, range(len(self._content.pairs)))
+        return shared_in_parallel(work, range(len(self._content.pairs)), self._cache)
 
     def calibrate(self, views: Sequence[TwoView]) -> Iterator[TwoView | None]:
         """Give pairs that were verified without focal length their pose, now that it is known."""
@@ -122,7 +122,7 @@ class _Verifier:
             found = self._verify((view.i, view.j), view.matches, True)
             return None if found is None else inherit(found, view)
 
-        return in_parallel(work, views)
+        return shared_in_parallel(work, views, self._cache)
 
     def _verify(self, ends: tuple[int, int], matches: Int64[np.ndarray, "M 2"], calibrated: bool) -> TwoView | None:
         if len(matches) < MIN_INLIERS:

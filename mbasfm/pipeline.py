@@ -1,7 +1,7 @@
 """From a folder of photographs to camera poses: one verb per stage."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from mbasfm.calibrate import Start, known_intrinsics
 from mbasfm.config import BENT, Config, stages_of
 from mbasfm.content import PAIR_MODES, Content, infer
 from mbasfm.depth_check import drop_contradictions
+from mbasfm.distributed import from_main
 from mbasfm.errors import InputError
 from mbasfm.finish import finish
 from mbasfm.given import Given, read_given
@@ -30,9 +31,9 @@ from mbasfm.reconstruction import Reconstruction
 from mbasfm.record import Placed, Run, record
 from mbasfm.report import write_report
 from mbasfm.rotations import agree_with, average_rotations, rays_of
-from mbasfm.sampling import draw_samples
+from mbasfm.stock import Stock, within_budget
 from mbasfm.twoview import TwoView
-from mbasfm.types import Cameras, Fixed, Samples
+from mbasfm.types import Cameras, Fixed, SampleSource
 from mbasfm.watch import Watch
 from mbasfm.world import align_world
 
@@ -53,7 +54,41 @@ def reconstruct(
     What was computed per photograph and per pair is kept in ``cache`` (by default inside the output) and found again.
     """
     config, watch = config or Config(), watch or Watch()
-    store = Cache(_cache_folder(output, cache))
+    solved = solve(photos, output, config, cache, watch)
+    content, start, views, given = solved.content, solved.start, solved.views, solved.given
+    adjustment = None if solved.placed is None else solved.placed.adjustment
+    views = check_against_depth(content, views, adjustment, watch)
+    result = finish(content, start, views, adjustment, given.priors, config, watch)
+    result = align_world(result, given.world, watch)
+    result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in solved.skipped]
+    result.report.update(stages=watch.stages, notes=watch.notes)
+    result.report.update(record(Run(solved.source, config, content, start, solved.verified, solved.placed), result))
+    if output is not None:
+        write_scene(result, content, Path(output), watch)
+        write_report(Path(output))
+    return result
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What is known after adjustment; several processes come here together, one of them goes on."""
+
+    source: Path
+    skipped: Sequence[Any]
+    given: Given
+    content: Content
+    start: Start
+    verified: list[TwoView]
+    views: list[TwoView]
+    placed: Placed | None
+
+
+def solve(
+    photos: Path | str, output: Path | str | None, config: Config, cache: Path | str | None, watch: Watch
+) -> Solved:
+    """All that several processes share: features, depth, matches, verified pairs, and adjustment."""
+    folder = _cache_folder(output, cache)
+    store = Cache(folder)
     source = _frames_of(Path(photos), output, watch) if is_video(Path(photos)) else Path(photos)
     found, skipped = _find(source, config.masks, watch)
     if output is not None:
@@ -64,18 +99,9 @@ def reconstruct(
     content = infer(found, config, store, watch)
     start, verified = verify_pairs(content, config, store, watch)
     views = build_graph(content, start, verified, config, watch)
-    placed = place(content, start, views, given, config, watch)
-    adjustment = None if placed is None else placed.adjustment
-    views = check_against_depth(content, views, adjustment, watch)
-    result = finish(content, start, views, adjustment, given.priors, config, watch)
-    result = align_world(result, given.world, watch)
-    result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
-    result.report.update(stages=watch.stages, notes=watch.notes)
-    result.report.update(record(Run(source, config, content, start, verified, placed), result))
-    if output is not None:
-        write_scene(result, content, Path(output), watch)
-        write_report(Path(output))
-    return result
+    views, stock = within_budget(views, len(found), config, folder, watch)
+    placed = place(content, start, views, given, config, watch, stock)
+    return Solved(source, skipped, given, content, start, verified, views, placed)
 
 
 def check_given(photos: Sequence[Photo], config: Config) -> None:
@@ -95,7 +121,7 @@ def _frames_of(video: Path, output: Path | str | None, watch: Watch) -> Path:
     if output is None:
         raise InputError(f"{video}: the frames of a video need a folder; give an output")
     with watch.stage("video") as facts:
-        facts["frames"] = extract_frames(video, Path(output) / FRAMES_FOLDER)
+        facts["frames"] = from_main(lambda: extract_frames(video, Path(output) / FRAMES_FOLDER))
     return Path(output) / FRAMES_FOLDER
 
 
@@ -132,16 +158,24 @@ def build_graph(content: Content, start: Start, views: list[TwoView], config: Co
 
 
 def place(
-    content: Content, start: Start, views: Sequence[TwoView], given: Given, config: Config, watch: Watch
+    content: Content,
+    start: Start,
+    views: Sequence[TwoView],
+    given: Given,
+    config: Config,
+    watch: Watch,
+    stock: Stock,
 ) -> Placed | None:
     """Initial cameras, then marginalized bundle adjustment; None where no pair could be verified."""
     if not views:
         return None
     with watch.stage("initialize") as facts:
-        starts, has_pose = initialize_cameras(
-            views, content.keypoints, start.intrinsics, content.is_disparity, config.tree, given.poses
+        starts, has_pose = from_main(
+            lambda: initialize_cameras(
+                views, content.keypoints, start.intrinsics, content.is_disparity, config.tree, given.poses
+            )
         )
-        samples = draw_samples(views, content.keypoints, config.samples_per_edge, config.seed)
+        samples = stock.draw(views, content.keypoints, config.seed)
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
         watch.say("no verified match has depth, so there is nothing to adjust")
@@ -168,7 +202,7 @@ def check_against_depth(
 
 
 def _adjust_best(
-    starts: Sequence[Cameras], samples: Samples, start: Start, priors: PosePriors | None, config: Config
+    starts: Sequence[Cameras], samples: SampleSource, start: Start, priors: PosePriors | None, config: Config
 ) -> Placed:
     """Adjust every start and take the end with the best score."""
     stages = stages_of(config)
@@ -177,7 +211,7 @@ def _adjust_best(
     fixed = replace(Fixed.build(len(start.is_known), radial=config.lens not in BENT), focal=start.is_known)
     fixed = replace(fixed, radial=fixed.radial | start.is_known)
     # Small problems are faster on one core; on a busy machine by far.
-    torch.set_num_threads(1 if samples.weight.numel() < MANY_SAMPLES else WORKERS)
+    torch.set_num_threads(1 if samples.num_edges * samples.samples_per_edge < MANY_SAMPLES else WORKERS)
     ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed, pose_priors=priors)) for cameras in starts)
     return max(ends, key=lambda placed: _score(placed.adjustment))
 

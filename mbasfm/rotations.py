@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
 import torch
 from jaxtyping import Float64
 from scipy.sparse import coo_matrix
@@ -25,7 +27,10 @@ TOLERANCES_DEG = (20.0, 20.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0)
 """Where a pair stops pulling, round by round."""
 MAX_DISAGREEMENT_DEG = 15.0
 """Pairs further from the average are mismatched."""
-DIRECTION_ROUNDS = 8
+DIRECTION_ROUNDS, VIEWS_AT_ONCE = 8, 256
+DENSE_LIMIT = 2000
+"""Unknowns up to which Laplacians are solved as dense matrices."""
+CG_TOLERANCE, CG_STEPS = 1e-6, 500
 CONVEX_ROUNDS, POSITION_TOLERANCES_DEG = 40, (20.0, 20.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0)
 SHORTEST, SLACK = 1e-2, 1e-3
 """Of a deviation, in units of the shortest baseline; and how little distances are held where directions decide."""
@@ -67,17 +72,27 @@ def agree_with(
     views: Sequence[TwoView], rotation: Float64[np.ndarray, "N 3 3"], rays: Sequence[Float64[np.ndarray, "_ 3"]]
 ) -> list[TwoView]:
     """Pairs near the averaged rotations, with their pose replaced by the averaged one; the others are left out."""
-    found = []
-    for view in views:
-        average = rotation[view.j] @ rotation[view.i].T
-        angle = Rotation.from_matrix(average @ view.j_from_i[:, :3].T).magnitude()
-        if np.rad2deg(angle) <= MAX_DISAGREEMENT_DEG:
-            first, second = view.matches.T
-            turned, target = rays[view.i][first] @ average.T, rays[view.j][second]
-            known = np.isfinite(turned).all(1) & np.isfinite(target).all(1)
-            step = direction(turned[known], target[known], view.j_from_i[:, 3])
-            found.append(replace(view, j_from_i=np.column_stack([average, step])))
-    return found
+    ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
+    relative = np.stack([view.j_from_i[:, :3] for view in views])
+    average = rotation[ends[:, 1]] @ rotation[ends[:, 0]].swapaxes(1, 2)
+    angle = Rotation.from_matrix(average @ relative.swapaxes(1, 2)).magnitude()
+    near = np.flatnonzero(np.rad2deg(angle) <= MAX_DISAGREEMENT_DEG)
+    near = near[np.argsort([len(views[number].matches) for number in near.tolist()], kind="stable")]
+    found: dict[int, TwoView] = {}
+    for some in np.array_split(near, len(near) // VIEWS_AT_ONCE + 1):
+        turned, target = [], []
+        for number in some.tolist():
+            first, second = views[number].matches.T
+            one, two = rays[views[number].i][first] @ average[number].T, rays[views[number].j][second]
+            known = np.isfinite(one).all(1) & np.isfinite(two).all(1)
+            turned.append(one[known])
+            target.append(two[known])
+        if not turned:
+            continue
+        steps = _directions(turned, target, np.stack([views[number].j_from_i[:, 3] for number in some.tolist()]))
+        for number, step in zip(some.tolist(), steps, strict=True):
+            found[number] = replace(views[number], j_from_i=np.column_stack([average[number], step]))
+    return [found[number] for number in sorted(found)]
 
 
 def average_positions(views: Sequence[TwoView], rotation: Float64[np.ndarray, "N 3 3"]) -> Float64[np.ndarray, "N 3"]:
@@ -116,30 +131,51 @@ def _solve_blocks(
     """Centres that minimise the sum of (gap^T block gap - 2 vector^T gap) over pairs; roots stay."""
     free = np.setdiff1d(np.arange(len(centers)), roots)
     matrix, right = _assemble(ends, block, vector, len(centers))
-    right -= np.einsum("abij,bj->ai", matrix[:, roots], centers[roots])
-    size = 3 * len(free)
-    flat = matrix[np.ix_(free, free)].transpose(0, 2, 1, 3).reshape(size, size)
+    right = right - (matrix @ _only(centers, roots).ravel()).reshape(-1, 3)
+    axes = (3 * free[:, None] + np.arange(3)).ravel()
+    inner = matrix[axes][:, axes]
+    inner = inner + scipy.sparse.diags(np.full(len(axes), 1e-12 * inner.diagonal().sum() / max(len(axes), 1)))
     found = centers.copy()
-    found[free] = np.linalg.solve(
-        flat + 1e-12 * np.trace(flat) / max(size, 1) * np.eye(size), right[free].ravel()
-    ).reshape(-1, 3)
+    found[free] = _solve_positive(inner, right[free].reshape(-1, 1), centers[free].reshape(-1, 1)).reshape(-1, 3)
     return found
+
+
+def _only(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """Values of some rows, zero elsewhere."""
+    kept = np.zeros_like(values)
+    kept[rows] = values[rows]
+    return kept
 
 
 def direction(
     turned: Float64[np.ndarray, "M 3"], target: Float64[np.ndarray, "M 3"], start: Float64[np.ndarray, " 3"]
 ) -> Float64[np.ndarray, " 3"]:
     """Unit translation under a known rotation: nearly orthogonal to all (R u_i) x u_j, robustly."""
-    normal = np.cross(turned, target) / np.linalg.norm(turned, axis=1, keepdims=True)
+    return _directions([turned], [target], start[None])[0]
+
+
+def _directions(
+    turned: Sequence[np.ndarray], target: Sequence[np.ndarray], start: Float64[np.ndarray, "B 3"]
+) -> Float64[np.ndarray, "B 3"]:
+    """The same for many pairs at once, padded to the largest."""
+    counts = np.array([len(rays) for rays in turned])
+    source, match = (np.zeros((len(counts), max(int(counts.max()), 1), 3)) for _ in range(2))
+    known = np.arange(source.shape[1]) < counts[:, None]
+    source[known], match[known] = np.concatenate(turned), np.concatenate(target)
+    cross = np.cross(source, match)
+    normal = cross / np.maximum(np.linalg.norm(source, axis=-1, keepdims=True), 1e-300)
     step = start
     for _ in range(DIRECTION_ROUNDS):
-        distance = np.abs(normal @ step)
-        scale = 2 * max(float(np.median(distance)), 1e-9)
-        weighted = normal / (1 + (distance / scale) ** 2)[:, None]
-        step = np.linalg.eigh(weighted.T @ normal)[1][:, 0]
+        distance = np.abs((normal @ step[..., None])[..., 0])
+        ranked = np.sort(np.where(known, distance, np.inf), axis=1)
+        middle = np.stack([np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, ranked.shape[1] - 1)], 1)
+        scale = 2 * np.maximum(np.take_along_axis(ranked, middle, 1).mean(1), 1e-9)
+        weighted = normal / (1 + (distance / scale[:, None]) ** 2)[..., None]
+        step = np.linalg.eigh(weighted.swapaxes(1, 2) @ normal)[1][..., 0]
     # In front of both cameras: depth along a ray and step point the same way.
-    side = np.cross(target, step[None])
-    return step if np.sum(np.sign((np.cross(turned, target) * side).sum(1))) >= 0 else -step
+    side = np.cross(match, step[:, None])
+    sign = np.sign((cross * side).sum(-1)).sum(1)
+    return np.where(sign[:, None] >= 0, step, -step)
 
 
 def _sigma_deg(views: Sequence[TwoView]) -> Float64[np.ndarray, " E"]:
@@ -176,18 +212,35 @@ def _solve_laplacian(
     matrix, vector = _assemble(ends, weight, weight[:, None] * residual, num_frames)
     free = np.setdiff1d(np.arange(num_frames), roots)
     delta = np.zeros((num_frames, 3))
-    delta[free] = np.linalg.solve(matrix[np.ix_(free, free)], vector[free])
+    delta[free] = _solve_positive(matrix[free][:, free], vector[free], delta[free])
     return delta
 
 
 def _assemble(
     ends: np.ndarray, block: np.ndarray, vector: np.ndarray, num_frames: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
     """Graph Laplacian and right-hand side; a block is one weight per pair, or a matrix that acts on all axes."""
     i, j = ends.T
-    matrix, right = np.zeros((num_frames, num_frames, *block.shape[1:])), np.zeros((num_frames, 3))
-    for a, b, sign in ((i, i, 1), (j, j, 1), (i, j, -1), (j, i, -1)):
-        np.add.at(matrix, (a, b), sign * block)
+    width = block.shape[1] if block.ndim > 1 else 1
+    blocks, axes = block.reshape(len(ends), width, width), np.arange(width)
+    rows, columns = np.concatenate([i, j, i, j]), np.concatenate([i, j, j, i])
+    values = np.concatenate([blocks, blocks, -blocks, -blocks])
+    rows, columns = (width * x[:, None, None] + y for x, y in ((rows, axes[:, None]), (columns, axes)))
+    rows, columns = (np.broadcast_to(x, values.shape).ravel() for x in (rows, columns))
+    size = width * num_frames
+    right = np.zeros((num_frames, 3))
     np.add.at(right, j, vector)
     np.add.at(right, i, -vector)
-    return matrix, right
+    return coo_matrix((values.ravel(), (rows, columns)), shape=(size, size)).tocsr(), right
+
+
+def _solve_positive(matrix: scipy.sparse.csr_matrix, right: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Solve for every column: dense where that is small, else by conjugate gradients from a start."""
+    if len(right) <= DENSE_LIMIT:
+        return np.linalg.solve(matrix.toarray(), right)
+    inverse = scipy.sparse.diags(1 / np.maximum(matrix.diagonal(), 1e-300))
+    columns = [
+        scipy.sparse.linalg.cg(matrix, b, x0=x, rtol=CG_TOLERANCE, maxiter=CG_STEPS, M=inverse)[0]
+        for b, x in zip(right.T, start.T, strict=True)
+    ]
+    return np.stack(columns, 1)

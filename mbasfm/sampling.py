@@ -1,7 +1,9 @@
 """K correspondences with depth on every edge of the pose graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -9,6 +11,9 @@ from jaxtyping import Float32, Float64, Int64
 
 from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Samples
+
+WRITE_EDGES = 1024
+"""Edges that are written at once."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +44,77 @@ def gather(values: Sequence[np.ndarray], frame: np.ndarray, index: np.ndarray) -
     return np.concatenate(values)[offset[frame] + index]
 
 
+@runtime_checkable
+class SampleStore(Protocol):
+    """Room for the samples of all edges."""
+
+    def put(self, wanted: Int64[torch.Tensor, " M"], data: Float32[torch.Tensor, "M K 5"]) -> None:
+        """Write the samples of some edges."""
+
+
+Store = TypeVar("Store", bound=SampleStore)
+
+
 def draw_samples(views: Sequence[TwoView], keypoints: Sequence[Keypoints], samples_per_edge: int, seed: int) -> Samples:
+    """Samples of all edges, in memory; see ``draw_into``."""
+
+    def create(edges: Int64[torch.Tensor, "E 2"], weight: Float32[torch.Tensor, " E"]) -> _InMemory:
+        return _InMemory(edges, weight, torch.zeros(len(edges), samples_per_edge, 5))
+
+    found = draw_into(create, views, keypoints, samples_per_edge, seed)
+    return Samples(found.edges, found.data, found.weight[:, None].repeat(1, samples_per_edge))
+
+
+def draw_into(
+    create: Callable[[Int64[torch.Tensor, "E 2"], Float32[torch.Tensor, " E"]], Store],
+    views: Sequence[TwoView],
+    keypoints: Sequence[Keypoints],
+    samples_per_edge: int,
+    seed: int,
+) -> Store:
     """Draw with replacement from each edge's verified matches that have depth; edges without any are left out.
 
-    The weights of an edge sum to min(K, distinct matches): thirty matches must not count like three thousand.
+    ``create`` gives room for edges, sorted by source frame, with a weight for all samples of each. The weights of an
+    edge sum to min(K, distinct matches): thirty matches must not count like three thousand.
     """
+    found = [(source, target, len(matches)) for source, target, matches in _directed(views, keypoints) if len(matches)]
+    source, target, count = np.array(found, dtype=np.int64).reshape(-1, 3).T
+    order = np.lexsort([target, source])
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    weight = (np.minimum(count, samples_per_edge) / samples_per_edge).astype(np.float32)
+    edges = np.stack([source, target], -1)
+    store = create(torch.from_numpy(edges[order]), torch.from_numpy(weight[order]))
     generator = np.random.default_rng(seed)
-    edges, data, weight = [], [], []
+    drawn = (
+        _rows(matches[_draw(len(matches), samples_per_edge, generator)], keypoints[source], keypoints[target])
+        for source, target, matches in _directed(views, keypoints)
+        if len(matches)
+    )
+    for low in range(0, len(place), WRITE_EDGES):
+        rows = np.stack(list(islice(drawn, WRITE_EDGES)))
+        store.put(torch.from_numpy(place[low : low + WRITE_EDGES]), torch.from_numpy(rows))
+    return store
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    edges: Int64[torch.Tensor, "E 2"]
+    weight: Float32[torch.Tensor, " E"]
+    data: Float32[torch.Tensor, "E K 5"]
+
+    def put(self, wanted: Int64[torch.Tensor, " M"], data: Float32[torch.Tensor, "M K 5"]) -> None:
+        self.data[wanted] = data
+
+
+def _directed(
+    views: Sequence[TwoView], keypoints: Sequence[Keypoints]
+) -> Iterator[tuple[int, int, Int64[np.ndarray, "M 2"]]]:
+    """Both directions of every pair, with the matches that have depth in the source."""
     for view in views:
         for source, target in ((view.i, view.j), (view.j, view.i)):
             matches = view.matches if source == view.i else view.matches[:, ::-1]
-            matches = matches[np.isfinite(keypoints[source].raw_depth[matches[:, 0]])]
-            if len(matches) == 0:
-                continue
-            chosen = matches[_draw(len(matches), samples_per_edge, generator)]
-            edges.append((source, target))
-            data.append(_rows(chosen, keypoints[source], keypoints[target]))
-            weight.append(min(samples_per_edge, len(matches)) / samples_per_edge)
-    if not edges:
-        return Samples(
-            torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, samples_per_edge, 5), torch.zeros(0, samples_per_edge)
-        )
-    return Samples(
-        edges=torch.tensor(edges, dtype=torch.int64),
-        data=torch.from_numpy(np.stack(data)),
-        weight=torch.tensor(weight, dtype=torch.float32)[:, None].repeat(1, samples_per_edge),
-    )
+            yield source, target, matches[np.isfinite(keypoints[source].raw_depth[matches[:, 0]])]
 
 
 def _draw(available: int, wanted: int, generator: np.random.Generator) -> Int64[np.ndarray, " K"]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from mbasfm.config import Stage
 from mbasfm.forms import Form
-from mbasfm.normal import NormalEquations, Pairing, System, Unknowns, reduce_system
+from mbasfm.linear import System, reduce_system
+from mbasfm.normal import NormalEquations, Pairing, Unknowns
 from mbasfm.types import Cameras, SampleSource
 from mbasfm.unknowns import Gauge, PriorTerm, retract
 

@@ -1,9 +1,11 @@
 """Watching a run: seconds and peak memory of every stage for the report, progress with time left for the user."""
 
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -78,6 +80,15 @@ def peak_memory_mb() -> float:
         return float("nan")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def present_memory_mb() -> float:
+    """Memory of this process now; where the system does not say, the largest so far."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return peak_memory_mb()
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mbasfm import normal, objective
+from mbasfm import linear, objective
 from mbasfm.adjust import adjust
 from mbasfm.adjust import make_problem as stage_problem
 from mbasfm.config import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES
@@ -218,23 +218,23 @@ def test_dense_sparse_and_iterative_solvers_agree(noisy, monkeypatch, shared):
     zeros = torch.zeros(problem.unknowns.count, dtype=torch.float64)
 
     def solve() -> torch.Tensor:
-        system = normal.reduce_system(equations, zeros + 1.0, zeros)
+        system = linear.reduce_system(equations, zeros + 1.0, zeros)
         step = system.solve(1e-4 * system.diagonal)
         assert step is not None
         return step
 
     dense = solve()
-    monkeypatch.setattr(normal, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(linear, "DENSE_LIMIT", 0)
     for degree in (1e9, 0.0):  # everything counts as sparse, then nothing does
-        monkeypatch.setattr(normal, "SPARSE_DEGREE", degree)
+        monkeypatch.setattr(linear, "SPARSE_DEGREE", degree)
         torch.testing.assert_close(solve(), dense, atol=1e-8 * float(dense.abs().max()), rtol=1e-6)
 
 
 def test_whole_runs_agree_between_linear_solvers(noisy, monkeypatch):
     start = start_of(noisy, 3.0, 0.02, 1.05)
     dense = adjust(start, noisy.samples, SPLIT).cameras
-    monkeypatch.setattr(normal, "DENSE_LIMIT", 0)
-    monkeypatch.setattr(normal, "SPARSE_DEGREE", 0.0)
+    monkeypatch.setattr(linear, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(linear, "SPARSE_DEGREE", 0.0)
     iterative = adjust(start, noisy.samples, SPLIT).cameras
     assert pose_auc(iterative.cam_from_world, dense.cam_from_world, thresholds_deg=(0.1,))[0] > 0.95
 

@@ -13,7 +13,8 @@ from mbasfm.covariance import curvature_table
 from mbasfm.distributed import Share
 from mbasfm.forms import NO_INTRINSICS, FrozenIsotropic, SplitForm, stream
 from mbasfm.geometry import compose, exp_se3
-from mbasfm.normal import SLOT_INTRINSIC, dense_matrix
+from mbasfm.linear import dense_matrix
+from mbasfm.normal import SLOT_INTRINSIC
 from mbasfm.residuals import NoiseScale, SplitResiduals, edge_rays, isotropic_residuals, split_residuals
 from mbasfm.solve_lm import Problem, linearize
 from mbasfm.staging import perturb

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import compose, invert, make_pose, make_view, orbit
 
-from mbasfm.graph import choose_answers, drop_inconsistent, find_components, pose_graph, select_edges
+from mbasfm.graph import (
+    _sides,
+    choose_answers,
+    drop_inconsistent,
+    find_components,
+    pose_graph,
+    select_edges,
+    strongest_pairs,
+)
 
 
 def edge(i, j, share=0.5, num_inliers=50, **known):
@@ -207,3 +215,28 @@ def test_without_triangles_the_first_answer_stays():
     for view, before in zip(choose_answers(views, 4), views, strict=True):
         assert np.array_equal(view.j_from_i, before.j_from_i)
     assert choose_answers([], 3) == []
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Many pairs
+
+
+@given(st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] < pair[1])))
+def test_all_triangles_are_found_once(pairs):
+    views = [edge(i, j) for i, j in sorted(pairs, reverse=True)]
+    expected = {t for t in combinations(range(10), 3) if all(pair in pairs for pair in combinations(t, 2))}
+    found = []
+    for sides in _sides(views, 10).tolist():
+        ij, ik, jk = ((views[number].i, views[number].j) for number in sides)
+        assert ij == (ik[0], jk[0]) and ik[1] == jk[1]
+        found.append((*ij, jk[1]))
+    assert len(found) == len(set(found)) and set(found) == expected
+
+
+def test_the_strongest_pairs_of_each_frame_stay_and_the_graph_stays_whole():
+    strong = [edge(i, j, num_inliers=100 + i + j) for i, j in combinations(range(6), 2)]
+    bridge = edge(5, 6, num_inliers=12)
+    kept = ends(strongest_pairs([*strong, bridge], 7, 2))
+    assert (5, 6) in kept and len(kept) < len(strong)
+    assert find_components([edge(*pair) for pair in kept], 7).tolist() == [0] * 7
+    assert ends(strongest_pairs([*strong, bridge], 7, 100)) == ends([*strong, bridge])

@@ -21,7 +21,7 @@ from made_up import (
 )
 
 from mbasfm.graph import drop_inconsistent
-from mbasfm.rotations import agree_with, average_rotations, direction, rays_of
+from mbasfm.rotations import agree_with, average_positions, average_rotations, direction, rays_of
 
 MADE = photograph(relief(120, 0), orbit(8, step_deg=12.0), make_lens(distortion=(-0.1, 0.02, 0, 0)), 0)
 
@@ -126,3 +126,14 @@ def test_rays_undo_the_lens():
         back = invert(MADE.cam_from_world[frame])
         world = points @ back[:, :3].T + back[:, 3]
         assert world == pytest.approx(MADE.points[MADE.point_of[frame]], abs=1e-4)
+
+
+def test_conjugate_gradients_give_the_averages_of_the_dense_solve(monkeypatch):
+    views = disturbed_views(1.0)
+    rotation = average_rotations(views, MADE.num_frames)
+    near = agree_with(views, rotation, rays_of(keypoints_with(MADE, MADE.depth), true_intrinsics(MADE)))
+    centers = average_positions(near, rotation)
+    monkeypatch.setattr("mbasfm.rotations.DENSE_LIMIT", 0)
+    np.testing.assert_allclose(average_rotations(views, MADE.num_frames), rotation, atol=1e-5)
+    size = np.abs(centers).max()
+    np.testing.assert_allclose(average_positions(near, rotation) / size, centers / size, atol=1e-2)

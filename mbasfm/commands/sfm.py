@@ -9,11 +9,12 @@ from typing import Any
 import tyro
 from rich.console import Console
 
+from mbasfm import distributed
 from mbasfm.config import Config, Preset
 from mbasfm.errors import ConfigError
 from mbasfm.extend import extend
 from mbasfm.io.settings import write_config
-from mbasfm.pipeline import reconstruct
+from mbasfm.pipeline import reconstruct, solve
 from mbasfm.reconstruction import Reconstruction
 from mbasfm.watch import Watch
 
@@ -50,7 +51,16 @@ class Sfm:
     settings: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=BASE.get)
 
     def run(self) -> int:
-        """Reconstruct, write, and say what came out; returns the exit code."""
+        """Reconstruct, write, and say what came out; returns the exit code.
+
+        Started by torchrun, all processes solve and the first one goes on to write.
+        """
+        distributed.start()
+        if not distributed.is_main():
+            if self.add is None:
+                solve(self.photos, self.output, self.settings, self.cache, Watch())
+            distributed.finish()
+            return 0
         try:
             self.output.mkdir(parents=True, exist_ok=True)
             write_config(self.output / CONFIG_NAME, self.settings)
@@ -62,6 +72,7 @@ class Sfm:
             result = reconstruct(self.photos, self.output, self.settings, self.cache, watch)
         else:
             result = extend(self.add, self.photos, self.output, self.settings, self.cache, watch)
+        distributed.finish()
         _summarise(result, self.output, console)
         if self.json:
             print(json.dumps(_summary(result, self.output), indent=1))

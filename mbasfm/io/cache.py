@@ -25,6 +25,11 @@ class Cache:
         """Without a folder nothing is kept."""
         self._folder = folder
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a folder, which other processes see, too."""
+        return self._folder is not None
+
     def get(self, key: str, compute: Callable[[], Arrays]) -> dict[str, np.ndarray]:
         """The stored arrays of a key, or those that ``compute`` gives, stored for the next time."""
         if self._folder is None:

@@ -1,0 +1,143 @@
+"""Several processes give the answer of one, and a job whose worker is killed goes on where it stopped."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from test_pipeline import FOCAL, settings, write_scene
+from test_resume import everything
+
+from mbasfm import reconstruct
+from mbasfm.distributed import deal, from_main, mine, rank, wait_for_all, world_size
+
+ADJUST = """
+import sys
+from dataclasses import replace
+
+import torch
+
+from mbasfm import distributed, types
+from mbasfm.adjust import adjust, make_problem
+from mbasfm.config import COARSE, FINE, SPLIT
+from mbasfm.staging import perturb
+from mbasfm.synthetic import Settings
+from mbasfm.synthetic import make_problem as make_scene
+from mbasfm.types import Fixed, Samples
+
+torch.set_num_threads(1)
+distributed.start()
+types.BLOCK_SAMPLES = 200  # many blocks of a small scene
+scene = make_scene(8, 3, Settings(samples_per_edge=20, max_degree=5))
+cameras = perturb(scene.truth, 0, 3.0, 0.1)
+found = {}
+for dtype, stages in ((torch.float64, (COARSE, SPLIT)), (torch.float32, (FINE,))):
+    samples = Samples(scene.samples.edges, scene.samples.data.to(dtype), scene.samples.weight.to(dtype))
+    for stage in stages:
+        form = make_problem(cameras, samples, stage, Fixed.build(8)).form
+        if stage is SPLIT:
+            found[str(dtype), stage.name, "counts"] = form.statistics(cameras, form.start(cameras).noise).across
+        else:
+            found[str(dtype), stage.name, "counts"] = form.measure(cameras, None)[1]
+        for solver, steps in (("lm", 3), ("adam", 2)):
+            end = adjust(cameras, samples, replace(stage, solver=solver, max_steps=steps))
+            found[str(dtype), stage.name, solver] = end.cameras.cam_from_world
+            found[str(dtype), stage.name, solver, "report"] = torch.cat(
+                [end.diagnosis.inlier_share, end.diagnosis.parallax_px, end.pose_covariance.flatten()]
+            )
+torch.save(found, f"{sys.argv[1]}-{distributed.rank()}.pt")
+distributed.finish()
+"""
+KILLED = """
+import os, signal, sys
+
+import mbasfm.watch
+from mbasfm import distributed
+from mbasfm.cli import main
+
+stage, *arguments = sys.argv[1:]
+original = mbasfm.watch.Watch.stage
+
+
+def kill(self, name):
+    if name == stage and distributed.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, name)
+
+
+mbasfm.watch.Watch.stage = kill
+sys.exit(main(arguments))
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
+
+
+def run_many(code: str, count: int, *arguments: str) -> list[subprocess.CompletedProcess]:
+    """The same program in several processes, as torchrun would start them."""
+    port = str(free_port())
+    workers = []
+    for number in range(count):
+        place = {"RANK": str(number), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        place |= {"LOCAL_RANK": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", code, *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        workers.append(subprocess.Popen(command, env=os.environ | place, text=True, **pipes))
+    outputs = [worker.communicate(timeout=600) for worker in workers]
+    return [
+        subprocess.CompletedProcess(code, worker.returncode, *output)
+        for worker, output in zip(workers, outputs, strict=True)
+    ]
+
+
+def test_alone_everything_is_the_identity():
+    blocks = [slice(0, 3), slice(3, 5)]
+    share = deal(blocks, at_random=True)
+    assert share.blocks == tuple(blocks) and share.is_whole
+    values = torch.arange(3.0)
+    share.total(values)
+    assert torch.equal(values, torch.arange(3.0)) and share.largest(values) is values
+    assert (rank(), world_size(), mine([1, 2, 3]), from_main(lambda: 7)) == (0, 1, [1, 2, 3], 7)
+    wait_for_all()
+
+
+def test_one_two_and_four_processes_give_the_same_poses(tmp_path):
+    found = {}
+    for count in (1, 2, 4):
+        for worker in run_many(ADJUST, count, str(tmp_path / f"{count}")):
+            assert worker.returncode == 0, worker.stderr
+        by_rank = [torch.load(tmp_path / f"{count}-{number}.pt", weights_only=True) for number in range(count)]
+        for key, value in by_rank[0].items():
+            assert all(torch.equal(value, other[key]) for other in by_rank), key  # bit for bit on every process
+        found[count] = by_rank[0]
+    for count in (2, 4):
+        for key, expected in found[1].items():
+            if "counts" in key:
+                assert torch.equal(found[count][key], expected), key
+            else:
+                limit = 1e-9 if "float64" in key[0] else 1e-5
+                torch.testing.assert_close(found[count][key], expected, atol=limit, rtol=limit, msg=str(key))
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_named_and_the_job_goes_on(tmp_path):
+    write_scene(tmp_path, num_frames=4)
+    reconstruct(tmp_path / "images", tmp_path / "whole", settings(tmp_path, focal=FOCAL))
+    config, scene = settings(tmp_path), tmp_path / "scene"
+    command = ["sfm", str(tmp_path / "images"), "--output", str(scene), "--focal", str(FOCAL), "--quiet"]
+    command += ["--matcher", config.matcher, "--depth", config.depth]
+    for number, stage in enumerate(("features", "verify", "adjust")):
+        again = ["--resume"] if number else []
+        main, worker = run_many(KILLED, 2, stage, *command, *again)
+        assert worker.returncode == -signal.SIGKILL and main.returncode == 2
+        assert "worker 1 of 2 is gone" in main.stderr and "--resume" in main.stderr, main.stderr
+        assert "Traceback" not in main.stderr
+    for worker in run_many(KILLED, 2, "none", *command, "--resume"):
+        assert worker.returncode == 0, worker.stderr
+    assert everything(scene) == everything(tmp_path / "whole")

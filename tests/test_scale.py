@@ -1,0 +1,137 @@
+"""Many frames: samples on disk, sparse solves, budgets."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from mbasfm import linear
+from mbasfm.adjust import adjust, make_problem
+from mbasfm.block_matrix import BlockMatrix
+from mbasfm.budget import GB, plan_memory
+from mbasfm.config import COARSE, PAPER_STAGES, SPLIT
+from mbasfm.errors import ConfigError, InputError
+from mbasfm.io.shards import StoredSamples, create_samples, open_samples
+from mbasfm.kernels import blocks
+from mbasfm.solve_lm import linearize
+from mbasfm.staging import perturb
+from mbasfm.synthetic import MatchError, Settings
+from mbasfm.synthetic import make_problem as make_scene
+from mbasfm.types import Cameras, Fixed, Samples, SampleSource
+from mbasfm.unknowns import make_priors
+
+BUDGETS = (12.0, 2.7, 1.3)
+SETTINGS = Settings(samples_per_edge=30, max_degree=6, match_error=MatchError(noise_px=1.0, outliers=0.1))
+
+
+@pytest.fixture(scope="module")
+def scene() -> tuple[Cameras, Samples]:
+    problem = make_scene(14, 3, SETTINGS)
+    samples = replace(problem.samples, weight=torch.ones_like(problem.samples.weight))
+    return perturb(problem.truth, 0, 3.0, 0.1), samples
+
+
+def store(samples: Samples, folder: Path, block_edges: int) -> StoredSamples:
+    stored = create_samples(folder, samples.edges, samples.weight[:, 0], samples.samples_per_edge, block_edges)
+    order = torch.randperm(samples.num_edges, generator=torch.Generator().manual_seed(0))
+    for some in order.split(7):
+        stored.put(some, samples.data[some])
+    return stored
+
+
+def test_what_is_stored_comes_back(scene, tmp_path, monkeypatch):
+    monkeypatch.setattr("mbasfm.io.shards.SHARD_BYTES", 10 * 30 * 20)  # ten edges per file
+    _, samples = scene
+    stored = store(samples, tmp_path, 16)
+    assert isinstance(stored, SampleSource) and len(list(tmp_path.glob("*.f32"))) == -(-samples.num_edges // 10)
+    for source in (stored, open_samples(tmp_path)):
+        rows = source.rows(slice(5, 27))
+        for name in ("edges", "data", "weight"):
+            assert torch.equal(getattr(rows, name), getattr(samples, name)[5:27])
+    keep = samples.edges[:, 0] % 3 == 1
+    assert torch.equal(stored.select(keep).rows(slice(2, 9)).data, samples.data[keep][2:9])
+    assert torch.equal(stored.edge_mass(), samples.edge_mass())
+
+
+def test_a_folder_without_samples_says_so(tmp_path):
+    with pytest.raises(InputError, match="draw them again"):
+        open_samples(tmp_path)
+
+
+@pytest.mark.parametrize("stages", [PAPER_STAGES, (SPLIT,)], ids=["paper", "split"])
+def test_samples_on_disk_give_the_cameras_of_samples_in_memory(scene, tmp_path, stages):
+    cameras, samples = scene
+    stages = tuple(replace(stage, max_steps=4) for stage in stages)
+    stored = store(samples, tmp_path, 12)
+    expected, actual = adjust(cameras, samples, stages), adjust(cameras, stored, stages)
+    torch.testing.assert_close(actual.cameras.cam_from_world, expected.cameras.cam_from_world, atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual.diagnosis.inlier_share, expected.diagnosis.inlier_share, atol=0.01, rtol=0)
+
+
+def test_adam_streams_too(scene, tmp_path):
+    cameras, samples = scene
+    stages = tuple(replace(stage, solver="adam", max_steps=3) for stage in (COARSE, SPLIT))
+    expected, actual = adjust(cameras, samples, stages), adjust(cameras, store(samples, tmp_path, 12), stages)
+    torch.testing.assert_close(actual.cameras.cam_from_world, expected.cameras.cam_from_world, atol=1e-6, rtol=0)
+
+
+def test_stars_stay_in_one_block_and_nothing_is_lost(scene):
+    _, samples = scene
+    ordered = samples.select(torch.argsort(samples.edges[:, 0], stable=True))
+    largest = int(torch.bincount(ordered.edges[:, 0]).max())
+    found = blocks(replace_block(ordered, largest + 3))
+    assert [chunk.start for chunk in found[1:]] == [chunk.stop for chunk in found[:-1]]
+    assert found[0].start == 0 and found[-1].stop == ordered.num_edges
+    sources = [set(ordered.edges[chunk, 0].tolist()) for chunk in found]
+    assert sum(map(len, sources)) == len(set().union(*sources))
+    assert all(chunk.stop - chunk.start <= largest + 3 for chunk in found)
+    small = blocks(replace_block(ordered, 2))
+    assert all(1 <= chunk.stop - chunk.start <= 2 for chunk in small) and small[-1].stop == ordered.num_edges
+
+
+def replace_block(samples: Samples, block_edges: int) -> SampleSource:
+    return StoredSamples(
+        Path(), samples.edges, samples.weight[:, 0], torch.arange(samples.num_edges), 30, samples.num_edges, block_edges
+    )
+
+
+@pytest.mark.parametrize("grouping", ["shared", "two groups", "per image", "fixed"])
+@pytest.mark.parametrize("damping", [1e-4, 1e-7])
+def test_conjugate_gradients_give_the_dense_step(scene, grouping, damping):
+    """On the split residual, whose loss is wide enough for a rough start to have a positive matrix."""
+    cameras, samples = scene
+    number = torch.arange(cameras.num_frames)
+    group = {"two groups": number % 2, "per image": number}.get(grouping, torch.zeros_like(number))
+    intrinsics = replace(cameras.intrinsics, group=group)
+    cameras = replace(cameras, intrinsics=intrinsics)
+    fixed = Fixed.build(cameras.num_frames, focal=grouping == "fixed", radial=grouping != "shared")
+    problem = make_problem(cameras, samples, SPLIT, fixed)
+    _, equations = linearize(problem, cameras, problem.form.start(cameras))
+    priors = make_priors(cameras, problem.unknowns, SPLIT.priors, problem.gauge.typical_raw)
+    _, gradient, diagonal = priors.evaluate(cameras, problem.unknowns)
+    dense = linear.reduce_system(equations, diagonal, gradient)
+    blocks = BlockMatrix(equations, diagonal)
+    torch.testing.assert_close(blocks.diagonal, dense.diagonal, rtol=1e-9, atol=1e-6)
+    x = torch.randn(problem.unknowns.count, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(blocks.multiply(x), dense.matrix @ x, rtol=1e-9, atol=1e-6)
+    extra = damping * dense.diagonal.clamp_min(1e-12)
+    expected, actual = dense.solve(extra), blocks.solve(dense.gradient, extra)
+    scale = dense.diagonal.sqrt()
+    assert float((scale * (actual - expected)).norm()) < 1e-6 * float((scale * expected).norm())
+
+
+def test_a_budget_gives_up_blocks_then_samples_then_pairs():
+    free = plan_memory(8000, 71, 564_000, 200, True)
+    assert (free.samples_per_edge, free.pairs_per_frame, free.is_on_disk) == (200, 71, True)
+    plans = [plan_memory(8000, 71, 564_000, 200, True, budget * GB, 0.5 * GB) for budget in BUDGETS]
+    assert all(plan.bytes_needed <= budget * GB for plan, budget in zip(plans, BUDGETS, strict=True))
+    samples, pairs = [p.samples_per_edge for p in plans], [p.pairs_per_frame for p in plans]
+    assert samples[0] == 200 and samples[1] < 200 and pairs[0] == pairs[1] == 71 and pairs[2] < 71
+    assert "on disk" in plans[0].sentence(282_000) and "200 per pair" in plans[0].sentence(282_000)
+    with pytest.raises(ConfigError, match="too little"):
+        plan_memory(8000, 71, 564_000, 200, True, 0.2 * GB, 0.1 * GB)
+
+
+def test_small_problems_stay_in_memory():
+    assert not plan_memory(200, 25, 5_000, 200, True).is_on_disk
