@@ -25,7 +25,7 @@ class RomaMatcher:
     """``roma`` (photographs outdoors) or ``roma:indoor``."""
 
     licence = "MIT; DINOv2: Apache-2.0"
-    download, memory = "1.7 GB", "8 GB"
+    download, memory = "1.7 GB", "over 1.7 GB"
 
     @staticmethod
     def missing() -> str:
