@@ -12,21 +12,21 @@ COLORS = ("#0072b2", "#0072b2", "#d55e00", "#d55e00")
 
 
 def draw(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Path:
-    """One row of panels per kind of noise; levels are at equal distances, as they are not equally far apart."""
+    """One row of panels per scene; levels are at equal distances, as they are not equally far apart."""
     scenes, kinds = (list(dict.fromkeys(row[key] for row in rows)) for key in ("scene", "noise"))
-    width = LEFT + len(scenes) * (PANEL_WIDTH + GAP)
-    height = TOP + len(kinds) * (PANEL_HEIGHT + GAP) + LEGEND
+    width = LEFT + len(kinds) * (PANEL_WIDTH + GAP)
+    height = TOP + len(scenes) * (PANEL_HEIGHT + GAP) + LEGEND
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
         ' font-size="13" fill="#222"><rect width="100%" height="100%" fill="#fff"/>'
     ]
-    for down, kind in enumerate(kinds):
-        for across, scene in enumerate(scenes):
+    for down, scene in enumerate(scenes):
+        for across, kind in enumerate(kinds):
             mine = [row for row in rows if row["scene"] == scene and row["noise"] == kind]
             left, top = LEFT + across * (PANEL_WIDTH + GAP), TOP + down * (PANEL_HEIGHT + GAP)
             parts += _panel(f"{scene}, {kind} noise", mine, columns, left, top)
     for number, column in enumerate(columns):
-        x, y = LEFT + 190 * number, height - 16
+        x, y = LEFT + 170 * number, height - 16
         line = f'<line x1="{x}" x2="{x + 34}" y1="{y - 4}" y2="{y - 4}" {_stroke(number, column)}/>'
         parts.append(f'{line}<text x="{x + 42}" y="{y}">{escape(column)}</text>')
     PATH.write_text("\n".join([*parts, "</svg>\n"]))
