@@ -66,7 +66,7 @@ def match_with_map(
     A match counts if it begins at a known keypoint. The new photographs are seen turned.
     """
     starts, ends = [], []
-    found = _match_images(pairs.tolist(), photos, matcher, cache, quarter_turns)
+    found = pixel_matches(pairs.tolist(), photos, matcher, cache, quarter_turns)
     for (m, q), item in zip(pairs.tolist(), found, strict=True):
         start = nearest_keypoints(item.pixels_i, known[m].pixels, cell_px(known[m].size))
         starts.append(start[start >= 0])
@@ -83,11 +83,11 @@ def _by_lot(
     """Every pair, one way round or the other; the lot depends on the content, so it is the same in every run."""
     swapped = [zlib.crc32(f"{photos[i].digest}{photos[j].digest}".encode()) % 2 == 1 for i, j in pairs]
     drawn = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
-    for swap, item in zip(swapped, _match_images(drawn, photos, matcher, cache), strict=True):
+    for swap, item in zip(swapped, pixel_matches(drawn, photos, matcher, cache), strict=True):
         yield PixelMatches(item.pixels_j, item.pixels_i, item.confidence) if swap else item
 
 
-def _match_images(
+def pixel_matches(
     pairs: Sequence[Sequence[int]],
     photos: Sequence[Photo],
     matcher: ImageMatcher,

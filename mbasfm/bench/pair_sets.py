@@ -1,7 +1,8 @@
 """Pairs of photographs with true relative poses and matches, for the task of two views."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +13,14 @@ from mbasfm.bench.recipe import PairSettings
 from mbasfm.config import Config
 from mbasfm.content import MANY_MATCHES, load_models
 from mbasfm.datasets.pair_lists import ImagePair, PairSets
+from mbasfm.detector_free import pixel_matches
 from mbasfm.epipolar import MatchBatch, essential_from_pose, sampson_forms, sampson_squared
 from mbasfm.errors import InputError
 from mbasfm.infer import describe_photos, match_pairs
 from mbasfm.io.cache import Cache
 from mbasfm.io.calibration import at_resolution
 from mbasfm.io.images import Photo, inspect_photos
+from mbasfm.models.base import ImageMatcher
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.watch import Watch
 
@@ -105,14 +108,25 @@ def _matches(photos: Sequence[Photo], ends: np.ndarray, matcher: str, cache: Cac
     found: list[list[np.ndarray]] = [[] for _ in ends]
     wanted = np.arange(len(ends))
     for model in load_models("matcher", Config(matcher=matcher), Watch()):
-        features = [item.features for item in describe_photos(photos, model, cache)]
-        for row, (matches, _) in zip(wanted, match_pairs(ends[wanted], features, photos, model, cache), strict=True):
-            both = [features[end].pixels[matches[:, side]] for side, end in enumerate(ends[row])]
+        for row, both in zip(wanted, _matched_pixels(photos, ends[wanted], model, cache), strict=True):
             found[row].append(np.concatenate(both, 1).astype(np.float64))
         wanted = np.array([row for row in wanted if sum(map(len, found[row])) < MANY_MATCHES], dtype=np.int64)
         if len(wanted) == 0:
             break
     return [np.concatenate(parts) for parts in found]
+
+
+def _matched_pixels(
+    photos: Sequence[Photo], ends: np.ndarray, model: Any, cache: Cache
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of one matcher, pair by pair."""
+    if isinstance(model, ImageMatcher):
+        for item in pixel_matches(ends.tolist(), photos, model, cache):
+            yield item.pixels_i, item.pixels_j
+        return
+    features = [item.features for item in describe_photos(photos, model, cache)]
+    for (i, j), (matches, _) in zip(ends, match_pairs(ends, features, photos, model, cache), strict=True):
+        yield features[i].pixels[matches[:, 0]], features[j].pixels[matches[:, 1]]
 
 
 def _thousand(both: Float64[np.ndarray, "_ 4"], seed: int) -> tuple[Pixels, Pixels]:
