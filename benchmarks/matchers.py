@@ -3,7 +3,7 @@
     python benchmarks/matchers.py --data FOLDER --cache CACHE
 
 FOLDER holds the Strecha sets (images/, gt.json) and scannet_pairs15 (images/, pairs.json), at most 1024 px wide. Pairs
-of a Strecha set are those whose cameras look within 60 degrees of each other, 6 drawn by a seed where there are more;
+of a Strecha set are those whose cameras look within 60 degrees of each other, 12 drawn by a seed where there are more;
 those of them in which no matcher has 30 matches near the true epipolar lines show nothing in common and are left out,
 for all matchers alike. All 15 of ScanNet count. Intrinsics are known; the pose is RANSAC's with its usual settings. The
 pose error is the larger of rotation and translation angle; a pair without an answer is 180 degrees off. Seconds are CPU
@@ -35,7 +35,7 @@ from mbasfm.ransac import RansacSettings, estimate_poses
 STRECHA = ("strecha_fountain11", "strecha_herzjesu8", "strecha_entry10", "strecha_castle19")
 SCANNET = "scannet_pairs15"
 MATCHERS = ("sift", "xfeat", "xfeat:lighterglue", "aliked", "disk")
-MAX_TURN_DEG, MAX_PAIRS = 60.0, 6
+MAX_TURN_DEG, MAX_PAIRS = 60.0, 12
 MIN_TRUE_MATCHES, TRUE_PX = 30, 2.0
 """Distances at a long side of 1024."""
 LIMITS_DEG = (5.0, 10.0, 20.0)

@@ -44,7 +44,7 @@ class EfficientLoftrMatcher(KeypointMatching):
     variants = {"outdoor": ("zju-community/efficientloftr", FILES)}
     long_side_px, step_px = 832, 32
     licence = "Apache-2.0"
-    download, memory = "64 MB", "2.5 GB"
+    download, memory = "64 MB", "not measured"
 
     def _load(self, folder: Path) -> Any:
         network = super()._load(folder)
@@ -65,7 +65,7 @@ class SuperPointMatcher(KeypointMatching):
     variants = {"lightglue": ("ETH-CVG/lightglue_superpoint", FILES)}
     long_side_px, step_px = 1024, 8
     licence = "SuperPoint: Magic Leap's own, non-commercial; LightGlue: Apache-2.0"
-    download, memory = "54 MB", "1.5 GB"
+    download, memory = "54 MB", "not measured"
 
     def _match(self, first: Float[Tensor, "3 h w"], second: Float[Tensor, "3 H W"]) -> Found:
         output, pixels = self._run(first, second)

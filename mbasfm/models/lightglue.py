@@ -123,7 +123,7 @@ class AlikedMatcher(LightGlueMatcher):
 
 
 class DiskMatcher(LightGlueMatcher):
-    """DISK: whole pixels. On drawings at two scales they lay 0.2 to 0.5 px too far right and down."""
+    """DISK: whole pixels. At two scales they differ by 0.2 to 0.5 px, which is the network's doing."""
 
     name = "disk"
     files = "disk-depth-save.pth", "disk_lightglue.pth"

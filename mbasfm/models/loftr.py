@@ -24,7 +24,7 @@ class LoftrMatcher(ImageNetwork):
     }
     long_side_px, step_px = 840, 8
     licence = "Apache-2.0"
-    download, memory = "46 MB", "2.5 GB"
+    download, memory = "46 MB", "2.2 GB"
 
     @classmethod
     def missing_code(cls) -> str:
