@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from mbasfm.errors import InputError
+from mbasfm.io.arrays import read_arrays
 from mbasfm.types import Samples
 
 COLUMNS = 5
@@ -107,9 +108,9 @@ def create_samples(
 def open_samples(folder: Path) -> StoredSamples:
     """Samples that were stored before."""
     try:
-        with np.load(folder / INDEX_NAME) as index:
-            edges, weight = torch.from_numpy(index["edges"]), torch.from_numpy(index["weight"])
-            samples_per_edge, block_edges = index["sizes"].tolist()
-    except (OSError, ValueError, KeyError) as error:
+        index = read_arrays(folder / INDEX_NAME)
+        edges, weight = torch.from_numpy(index["edges"]), torch.from_numpy(index["weight"])
+        samples_per_edge, block_edges = index["sizes"].tolist()
+    except (InputError, ValueError, KeyError) as error:
         raise InputError(f"{folder}: no samples there ({error}); draw them again") from error
     return StoredSamples(folder, edges, weight, torch.arange(len(edges)), samples_per_edge, len(edges), block_edges)
