@@ -17,7 +17,7 @@ from torch import Tensor
 from mbasfm.forms import DEPTH_VOTES, FrozenIsotropic, FrozenSplit, source_mass
 from mbasfm.geometry import camera_centers
 from mbasfm.kernels import POSE_COLUMNS
-from mbasfm.linear import DENSE_LIMIT, dense_matrix
+from mbasfm.linear import dense_matrix
 from mbasfm.normal import SLOT_SCALE, SLOT_SHIFT, NormalEquations, Unknowns
 from mbasfm.objective import WeightTable
 from mbasfm.solve_lm import Problem, linearize
@@ -26,6 +26,8 @@ from mbasfm.unknowns import Gauge, PriorTerm
 
 CLUSTERS_FOR_HALF = 30.0
 """Neighbours of a frame at which the clustered and the modelled spread count the same."""
+MOST_UNKNOWNS = 4000
+"""Of which the whole covariance is computed; it takes minutes beyond."""
 
 
 def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Float[Tensor, "N 6 6"]:
@@ -38,7 +40,7 @@ def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Fl
     equations, scores = _collect_scores(problem, cameras, frozen)
     curvature = _curvature(problem, cameras, frozen)
     prior = priors.evaluate(cameras, problem.unknowns)[2]
-    if problem.unknowns.count > DENSE_LIMIT:
+    if problem.unknowns.count > MOST_UNKNOWNS:
         return _conditional(problem.unknowns, equations, curvature)
     hessian = dense_matrix(curvature) + torch.diag(prior)
     if int(torch.linalg.cholesky_ex(hessian).info) != 0:  # far from a minimum: use the majoriser's curvature
@@ -61,7 +63,7 @@ def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[No
     """Normal equations with the solver's weights, and the gradient of each source frame's residuals."""
     unknowns, edges = problem.unknowns, problem.samples.edges
     equations = NormalEquations(problem.pairing, cameras, unknowns)
-    dense = unknowns.count <= DENSE_LIMIT
+    dense = unknowns.count <= MOST_UNKNOWNS
     scores = torch.zeros(cameras.num_frames if dense else 0, unknowns.count + 1, dtype=torch.float64)
     column = torch.where(unknowns.index >= 0, unknowns.index, unknowns.count)  # the last one collects what is fixed
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from mbasfm.block_matrix import BlockMatrix
 from mbasfm.normal import NormalEquations
 
-DENSE_LIMIT = 4000
+DENSE_LIMIT = 2000
 """Unknowns up to which a dense Cholesky factorisation is the fastest."""
 SPARSE_DEGREE = 12.0
 """Mean neighbours per frame up to which a sparse factorisation is used: chains fill in little, dense graphs much."""
