@@ -26,8 +26,8 @@ from mbasfm.unknowns import Gauge, PriorTerm
 
 CLUSTERS_FOR_HALF = 30.0
 """Neighbours of a frame at which the clustered and the modelled spread count the same."""
-MOST_UNKNOWNS = 4000
-"""Of which the whole covariance is computed; it takes minutes beyond."""
+MOST_UNKNOWNS = 2000
+"""Of which the whole covariance is computed: twice as many take half a minute and a gigabyte."""
 
 
 def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Float[Tensor, "N 6 6"]:
