@@ -185,9 +185,9 @@ def aligned(
     A map that too few points speak about is worth nothing: its scale is unknown.
     """
     depth = np.full(len(raw), np.nan, np.float32)
-    fit, error = fit_depth(raw[: len(known)], known, DepthFit(1.0, 0.0, is_disparity))
-    if np.isfinite(error) and np.isfinite(known).sum() < MANY_POINTS:
-        depth = fit.depth(raw)
+    if np.isfinite(known).sum() < MANY_POINTS:
+        fit, error = fit_depth(raw[: len(known)], known, DepthFit(1.0, 0.0, is_disparity))
+        depth = fit.depth(raw) if np.isfinite(error) else depth
     depth[: len(known)] = np.where(np.isfinite(known), known, depth[: len(known)])
     return depth
 

@@ -1,8 +1,23 @@
 """What several test files share."""
 
+from pathlib import Path
+
 import torch
+from PIL import Image
+
+from mbasfm.scenery import make_room
+from mbasfm.staging import make_cameras, render
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12, rtol: float = 1e-10) -> None:
     """Equal up to rounding in float64."""
     torch.testing.assert_close(actual, expected, atol=atol, rtol=rtol)
+
+
+def photograph_room(folder: Path, count: int, size: tuple[int, int]) -> Path:
+    """Save photographs of a made-up room as 0.png, 1.png, ...; returns the folder."""
+    scene = make_room(0)
+    cameras = make_cameras(scene, count, 0, size=size)
+    for frame in range(count):
+        Image.fromarray(render(scene, cameras, frame)[0].numpy()).save(folder / f"{frame}.png")
+    return folder

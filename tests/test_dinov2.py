@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
@@ -16,8 +16,6 @@ from mbasfm.io.images import find_photos
 from mbasfm.models import weights
 from mbasfm.models.dinov2 import REPOSITORIES, Dinov2
 from mbasfm.pairs import Looks, PairSettings, choose_pairs, retrieval_pairs
-from mbasfm.scenery import make_room
-from mbasfm.staging import make_cameras, render
 
 transformers = pytest.importorskip("transformers", reason="needs: pip install 'mbasfm[transformers]'")
 COLOURS = {"size": {"shortest_edge": 256}, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
@@ -50,12 +48,7 @@ def empty_hub(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Four small photographs."""
-    folder = tmp_path_factory.mktemp("photos")
-    scene = make_room(0)
-    cameras = make_cameras(scene, 4, 0, size=(160, 120))
-    for frame in range(4):
-        Image.fromarray(render(scene, cameras, frame)[0].numpy()).save(folder / f"{frame}.png")
-    return folder
+    return photograph_room(tmp_path_factory.mktemp("photos"), 4, (160, 120))
 
 
 def test_a_vector_is_that_of_what_is_seen_not_of_its_size(places):

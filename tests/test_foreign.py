@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
@@ -17,8 +17,6 @@ from mbasfm.io.images import Photo, find_photos
 from mbasfm.models import metric3d, weights
 from mbasfm.models.base import DepthModel
 from mbasfm.models.registry import choose_auto, list_models, load_model
-from mbasfm.scenery import make_room
-from mbasfm.staging import make_cameras, render
 
 STANDINS = Path(__file__).parent / "standins"
 FOCAL = {"dust3r": 400 / 512, "moge": 0.8, "unidepth": 1.0, "depth-anything-3": 1.0, "metric3d": None}
@@ -191,12 +189,7 @@ def test_a_clone_that_cannot_be_imported_is_named(monkeypatch, tmp_path, saved):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Three small photographs."""
-    folder = tmp_path_factory.mktemp("photos")
-    scene = make_room(0)
-    cameras = make_cameras(scene, 3, 0, size=(160, 120))
-    for frame in range(3):
-        Image.fromarray(render(scene, cameras, frame)[0].numpy()).save(folder / f"{frame}.png")
-    return folder
+    return photograph_room(tmp_path_factory.mktemp("photos"), 3, (160, 120))
 
 
 @pytest.mark.parametrize("name", ["dust3r", "depth-anything-3"])

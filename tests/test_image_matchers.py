@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
@@ -21,8 +21,6 @@ from mbasfm.models.mast3r import Mast3rMatcher
 from mbasfm.models.registry import load_model
 from mbasfm.models.roma import BACKBONE, VARIANTS, RomaMatcher
 from mbasfm.models.weights import CLONES_VARIABLE, VARIABLE
-from mbasfm.scenery import make_room
-from mbasfm.staging import make_cameras, render
 
 NETWORKS = {"loftr": LoftrMatcher, "efficientloftr": EfficientLoftrMatcher, "superpoint": SuperPointMatcher}
 
@@ -95,12 +93,7 @@ def saved(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
     """Three small photographs."""
-    folder = tmp_path_factory.mktemp("photos")
-    scene = make_room(0)
-    cameras = make_cameras(scene, 3, 0, size=(192, 128))
-    for frame in range(3):
-        Image.fromarray(render(scene, cameras, frame)[0].numpy()).save(folder / f"{frame}.png")
-    return folder
+    return photograph_room(tmp_path_factory.mktemp("photos"), 3, (192, 128))
 
 
 def drawing(width: int, height: int, seed: int = 0) -> np.ndarray:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError, MissingExtraError
@@ -18,8 +18,6 @@ from mbasfm.models import monocular, registry, weights
 from mbasfm.models.base import DepthModel
 from mbasfm.models.monocular import network_size
 from mbasfm.models.registry import choose_auto, load_model
-from mbasfm.scenery import make_room
-from mbasfm.staging import make_cameras, render
 
 transformers = pytest.importorskip("transformers", reason="needs: pip install 'mbasfm[transformers]'")
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # importing ZoeDepth's network
@@ -270,12 +268,7 @@ def test_what_cannot_be_used_is_said(monkeypatch, saved, tmp_path):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Three small photographs."""
-    folder = tmp_path_factory.mktemp("photos")
-    scene = make_room(0)
-    cameras = make_cameras(scene, 3, 0, size=(160, 120))
-    for frame in range(3):
-        Image.fromarray(render(scene, cameras, frame)[0].numpy()).save(folder / f"{frame}.png")
-    return folder
+    return photograph_room(tmp_path_factory.mktemp("photos"), 3, (160, 120))
 
 
 def test_photographs_go_through_in_batches_and_once(monkeypatch, saved, folder, tmp_path):
