@@ -58,8 +58,10 @@ def world_size() -> int:
 
 
 def own_cores() -> int:
-    """Cores of the machine for each of its processes."""
-    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """Cores that this process may use, shared with its kin on the machine."""
+    # Containers and schedulers often give a process fewer cores than the machine has; not every system can tell.
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _is_many() -> bool:
