@@ -8,20 +8,17 @@ It is small, dense and solved exactly (two-level additive Schwarz with the null 
 
 from collections.abc import Callable
 
-import numpy as np
-import scipy.sparse
 import torch
 from jaxtyping import Float, Int
-from scipy.sparse.csgraph import dijkstra
 from torch import Tensor
 
+from mbasfm.distributed import add_up, join_parts
 from mbasfm.geometry import adjoint, camera_centers
 from mbasfm.kernels import FRAME_COLUMNS, POSE_COLUMNS
 from mbasfm.normal import SLOT_SCALE, SLOT_SHIFT, NormalEquations
 
 CG_TOLERANCE = 1e-10
 CG_MAX_STEPS = 1000
-CLUSTER_FRAMES, MAX_CLUSTERS = 40, 160
 SIMILARITY = POSE_COLUMNS + 1
 PAIRS_AT_ONCE = 1 << 14
 LEAST_EIGENVALUE = 1e-10
@@ -38,24 +35,11 @@ class BlockMatrix:
         uses = torch.bincount(self._index[self._free], minlength=equations.unknowns.count)
         self._own = self._free & (uses[self._index.clamp_min(0)] == 1)
         self._shared = torch.nonzero(uses > 1).flatten()
-        self._blocks = self._assemble()
+        layout = equations.layout
+        self._blocks, self._cluster = layout.assemble(equations.diagonal, equations.off_diagonal), layout.cluster
         self.diagonal = self._diagonal()
-        self._cluster = cluster_frames(equations.pairs, len(self._index))
         self._basis, self._coarse_index = self._coarse_basis()
         self._coarse = self._coarse_matrix()
-
-    def _assemble(self) -> scipy.sparse.bsr_matrix:
-        """Both triangles, rows in order: the fastest form to multiply with."""
-        equations, (num_frames, slots) = self._equations, self._index.shape
-        low, high = equations.pairs.numpy().T
-        frames = np.arange(num_frames)
-        rows, columns = np.concatenate([frames, low, high]), np.concatenate([frames, high, low])
-        order = np.lexsort([columns, rows])
-        parts = equations.diagonal, equations.off_diagonal, equations.off_diagonal.mT
-        data = np.concatenate([part.numpy() for part in parts])[order]
-        start = np.searchsorted(rows[order], np.arange(num_frames + 1))
-        size = num_frames * slots
-        return scipy.sparse.bsr_matrix((data, columns[order], start), shape=(size, size))
 
     def _diagonal(self) -> Float[Tensor, " U"]:
         """Off-diagonal blocks reach the diagonal where both frames share the unknown."""
@@ -76,9 +60,9 @@ class BlockMatrix:
 
     def multiply(self, x: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
         """H x."""
-        product = torch.from_numpy(self._blocks @ self._gather(x, self._free).numpy().ravel()).view(self._index.shape)
+        own_rows = torch.from_numpy(self._blocks @ self._gather(x, self._free).numpy().ravel())
         out = self._prior * x
-        self._scatter(product, out)
+        self._scatter(join_parts(own_rows.view(-1, self._index.shape[1]), len(self._index)), out)
         return out
 
     def solve(self, gradient: Float[Tensor, " U"], damping: Float[Tensor, " U"]) -> Float[Tensor, " U"] | None:
@@ -162,9 +146,11 @@ class BlockMatrix:
         equations, basis = self._equations, self._basis
         size = SIMILARITY * (int(self._cluster.max()) + 1) + len(self._shared)
         matrix = torch.zeros(size, size, dtype=torch.float64)
-        for some in torch.arange(len(equations.pairs)).split(PAIRS_AT_ONCE):
+        own_pairs = equations.layout.upper
+        for some in own_pairs.split(PAIRS_AT_ONCE):
             low, high = equations.pairs[some].unbind(-1)
             self._add_coarse(matrix, low, high, basis[low].mT @ equations.off_diagonal[some] @ basis[high])
+        add_up(matrix)
         matrix = matrix + matrix.T
         frames = torch.arange(len(basis))
         self._add_coarse(matrix, frames, frames, basis.mT @ equations.diagonal @ basis)
@@ -187,16 +173,3 @@ class BlockMatrix:
         values, vectors = torch.linalg.eigh(scale[:, None] * matrix * scale)
         vectors = scale[:, None] * vectors
         return (vectors / values.clamp_min(LEAST_EIGENVALUE)) @ vectors.T
-
-
-def cluster_frames(pairs: Int[Tensor, "P 2"], num_frames: int) -> Int[Tensor, " N"]:
-    """Number of a cluster for every frame: each belongs to the nearest of some frames, by steps in the graph."""
-    count = min(max(num_frames // CLUSTER_FRAMES, 1), MAX_CLUSTERS)
-    low, high = pairs.numpy().T
-    links = scipy.sparse.coo_matrix((np.ones(len(low)), (low, high)), shape=(num_frames, num_frames)).tocsr()
-    seeds = np.random.default_rng(0).choice(num_frames, count, replace=False)
-    _, _, nearest = dijkstra(
-        links, directed=False, indices=seeds, unweighted=True, min_only=True, return_predecessors=True
-    )
-    # Frames that no seed reaches are in other components; they make one more cluster.
-    return torch.from_numpy(np.unique(nearest, return_inverse=True)[1].astype(np.int64))

@@ -7,6 +7,7 @@ number of processes gives the same answer up to the rounding of sums in float64.
 
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,6 +26,8 @@ PIECE = 1 << 22
 SHUFFLE_SEED = 0
 PATIENCE = timedelta(days=2)
 """How long a process waits for the others: features of another may take long. One that dies is noticed at once."""
+DYING_SECONDS = 2.0
+"""Connections of a process close a little before it is gone."""
 _MEMBERS: list[tuple[str, int]] = []
 """Host and process number by rank, so that one that is gone can be named."""
 
@@ -84,7 +87,7 @@ class Share:
         """Add up what all processes have summed over their own blocks, in place."""
         if not self.is_whole:
             for tensor in sums:
-                _add_up(tensor)
+                add_up(tensor)
 
     def largest(self, values: Tensor) -> Tensor:
         """The largest over all processes."""
@@ -107,6 +110,32 @@ def mine(items: Sequence[Item]) -> Sequence[Item]:
     return items[rank() :: world_size()]
 
 
+def own_part(count: int) -> slice:
+    """This process's part of so many rows that follow each other."""
+    size = -(-count // world_size())
+    return slice(min(rank() * size, count), min((rank() + 1) * size, count))
+
+
+def join_parts(own: Tensor, count: int) -> Tensor:
+    """All rows from the parts of all processes."""
+    if world_size() == 1:
+        return own
+    size = -(-count // world_size())
+    padded = torch.cat([own, own.new_zeros(size - len(own), *own.shape[1:])])
+    return torch.cat(_gather(padded))[:count]
+
+
+def add_up(tensor: Tensor) -> None:
+    """Sum over processes in place, in the order of their ranks: the same bits everywhere, whatever the network does."""
+    if world_size() == 1:
+        return
+    for piece in tensor.view(-1).split(PIECE) if tensor.numel() else ():
+        first, *others = _gather(piece)
+        for other in others:
+            first += other
+        piece.copy_(first)
+
+
 def wait_for_all() -> None:
     """Go on when all processes are here."""
     if _is_many():
@@ -124,15 +153,6 @@ def from_main(compute: Callable[[], Item]) -> Item:
 
 # ----------------------------------------------------------------------------------------------------------------
 # Talking
-
-
-def _add_up(tensor: Tensor) -> None:
-    """Sum over processes in the order of their ranks: the same bits everywhere, whatever the network does."""
-    for piece in tensor.view(-1).split(PIECE) if tensor.numel() else ():
-        first, *others = _gather(piece)
-        for other in others:
-            first += other
-        piece.copy_(first)
 
 
 def _gather(tensor: Tensor) -> list[Tensor]:
@@ -162,10 +182,12 @@ def _first_line(error: Exception) -> str:
 
 def _who_is_gone() -> str:
     """Ranks whose process does not live on this machine any more; others can only be guessed at."""
-    host = socket.gethostname()
-    gone = [number for number, (where, pid) in enumerate(_MEMBERS) if where == host and not _is_alive(pid)]
-    if gone:
-        return f"worker {', '.join(map(str, gone))}"
+    host, deadline = socket.gethostname(), time.monotonic() + DYING_SECONDS
+    while time.monotonic() < deadline:
+        gone = [number for number, (where, pid) in enumerate(_MEMBERS) if where == host and not _is_alive(pid)]
+        if gone:
+            return f"worker {', '.join(map(str, gone))}"
+        time.sleep(0.05)
     elsewhere = sorted({where for where, _ in _MEMBERS if where != host})
     return f"a worker on {' or '.join(elsewhere)}" if elsewhere else "a worker"
 

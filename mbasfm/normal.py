@@ -6,11 +6,13 @@ focal come out by construction.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mbasfm.block_layout import BlockLayout
 from mbasfm.geometry import adjoint
 from mbasfm.kernels import FRAME_COLUMNS, POSE_COLUMNS, Columns
 from mbasfm.residuals import relative_poses
@@ -68,12 +70,18 @@ class Pairing:
     pairs: Int[Tensor, "P 2"]
     """low, high."""
     of_edge: Int[Tensor, " E"]
+    num_frames: int
+
+    @cached_property
+    def layout(self) -> BlockLayout:
+        """Of a matrix with a block for each pair."""
+        return BlockLayout.build(self.pairs, self.num_frames)
 
     @staticmethod
     def build(edges: Int[Tensor, "E 2"], num_frames: int) -> "Pairing":
         """Number the pairs."""
         keys, of_edge = torch.unique(edges.amin(-1) * num_frames + edges.amax(-1), return_inverse=True)
-        return Pairing(edges, torch.stack([keys // num_frames, keys % num_frames], -1), of_edge)
+        return Pairing(edges, torch.stack([keys // num_frames, keys % num_frames], -1), of_edge, num_frames)
 
 
 class NormalEquations:
@@ -98,6 +106,11 @@ class NormalEquations:
         self.off_diagonal.index_add_(0, self._pairing.of_edge[chunk], cross)
         self.gradient.index_add_(0, i, local[:, of_i, -1])
         self.gradient.index_add_(0, j, local[:, of_j, -1])
+
+    @property
+    def layout(self) -> BlockLayout:
+        """Of the matrix."""
+        return self._pairing.layout
 
     @property
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import torch
 
-from mbasfm import distributed, types
+from mbasfm import distributed, linear, types
 from mbasfm.adjust import adjust, make_problem
 from mbasfm.config import COARSE, FINE, SPLIT
 from mbasfm.staging import perturb
@@ -48,6 +48,10 @@ for dtype, stages in ((torch.float64, (COARSE, SPLIT)), (torch.float32, (FINE,))
             found[str(dtype), stage.name, solver, "report"] = torch.cat(
                 [end.diagnosis.inlier_share, end.diagnosis.parallax_px, end.pose_covariance.flatten()]
             )
+linear.DENSE_LIMIT, linear.SPARSE_DEGREE = 0, 0.0  # conjugate gradients, rows shared by processes
+samples = Samples(scene.samples.edges, scene.samples.data.double(), scene.samples.weight.double())
+end = adjust(cameras, samples, replace(SPLIT, max_steps=3))
+found["torch.float64", "split", "conjugate gradients"] = end.cameras.cam_from_world
 torch.save(found, f"{sys.argv[1]}-{distributed.rank()}.pt")
 distributed.finish()
 """

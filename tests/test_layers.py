@@ -26,6 +26,7 @@ MATHEMATICS = (
     "kernels",
     "rows",
     "forms",
+    "block_layout",
     "normal",
     "block_matrix",
     "linear",

@@ -45,10 +45,13 @@ class StoredSamples:
 
     def rows(self, chunk: slice) -> Samples:
         """Some edges that follow each other, read into memory."""
-        row = self.row[chunk].numpy()
-        data = np.empty((len(row), self.samples_per_edge, COLUMNS), np.float32)
-        for shard, wanted, local in self._by_shard(row):
-            data[wanted] = self._map(shard, "r")[local]
+        parts = list(self._by_shard(self.row[chunk].numpy()))
+        if len(parts) == 1 and isinstance(parts[0][2], slice):  # all in one run: the map itself, closed with the block
+            data = self._map(parts[0][0], "c")[parts[0][2]]
+        else:
+            data = np.empty((len(self.row[chunk]), self.samples_per_edge, COLUMNS), np.float32)
+            for shard, wanted, local in parts:
+                data[wanted] = self._map(shard, "r")[local]
         weight = self.weight[chunk, None].expand(-1, self.samples_per_edge)
         return Samples(self.edges[chunk], torch.from_numpy(data), weight)
 
