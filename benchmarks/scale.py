@@ -4,7 +4,8 @@ Samples are drawn straight into memory-mapped shards. Every phase of every size 
 its peak memory is its own. Wall time is what a user waits; CPU time is given beside it, as machines are shared.
 
     python benchmarks/scale.py                                  growth from 500 to 4000 frames, few samples
-    python benchmarks/scale.py --frames 8000 --samples-per-edge 200     the paper's largest problem
+    python benchmarks/scale.py --frames 8000 --samples-per-edge 200 --processes 2     the paper's largest problem
+    python benchmarks/scale.py --frames 2000 --samples-per-edge 200 --processes 1 2 --max-steps 5      their speed
 """
 
 import json
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +32,11 @@ class Options:
     """Neighbours of a frame: 564,000 directed pairs of 8,000 frames."""
     samples_per_edge: int = 20
     threads: int = 1
+    """Of each process."""
+    processes: tuple[int, ...] = (1,)
+    """For adjustment; with several numbers it is run with each of them, and poses are compared."""
+    max_steps: int = 60
+    """Of each stage."""
     folder: Path | None = None
     """Where shards are kept; by default a temporary folder."""
     plot: Path | None = None
@@ -40,15 +46,18 @@ class Options:
 
 def main(options: Options) -> None:
     if options.phase:
-        print(json.dumps(PHASES[options.phase](options)))
+        from mbasfm.distributed import rank
+
+        facts = PHASES[options.phase](options)
+        (_folder(options) / f"{options.phase}-{rank()}.json").write_text(json.dumps(facts))
         return
     rows = []
     for frames in options.frames:
         with tempfile.TemporaryDirectory() as temporary:
-            rows.append(measure(frames, options, options.folder or Path(temporary)))
-            print(json.dumps(rows[-1]), flush=True)
+            rows += measure(frames, options, options.folder or Path(temporary))
+            print(json.dumps(rows[-len(options.processes) :]), flush=True)
     exponents = {}
-    if len(rows) > 1:
+    if len(options.frames) > 1:
         for key in ("start [s]", "start CPU [s]", "step [s]", "step CPU [s]", "start [GB]", "adjust [GB]"):
             exponents[key] = fitted_exponent([row["frames"] for row in rows], [row[key] for row in rows])
         print("growth with frames to the power of", {key: round(value, 2) for key, value in exponents.items()})
@@ -58,34 +67,60 @@ def main(options: Options) -> None:
         draw(rows, exponents, options.plot)
 
 
-def measure(frames: int, options: Options, folder: Path) -> dict[str, Any]:
-    """All phases of one size, each in its own process."""
-    found = {phase: _apart(phase, frames, options, folder) for phase in ("make", "start", "adjust")}
-    start, adjust = found["start"], found["adjust"]
+def measure(frames: int, options: Options, folder: Path) -> list[dict[str, Any]]:
+    """All phases of one size, each in its own process, adjustment in several; one row per number of processes."""
+    edges, start = _apart("make", frames, options, folder)[0]["edges"], _apart("start", frames, options, folder)[0]
+    return [
+        {
+            "frames": frames,
+            "edges": edges,
+            "wrong pairs left": start["wrong_left"],
+            "start [s]": start["seconds"],
+            "start CPU [s]": start["cpu"],
+            "start [GB]": start["peak_gb"],
+            "start error [deg]": start["rotation_deg"],
+            "start error / height": start["position"],
+            **_adjusted(frames, options, folder, count),
+        }
+        for count in options.processes
+    ]
+
+
+def _adjusted(frames: int, options: Options, folder: Path, count: int) -> dict[str, Any]:
+    """What adjustment took; memory and CPU time of all processes together."""
+    found = _apart("adjust", frames, options, folder, count)
+    steps, cpu = max(found[0]["steps"], 1), sum(own["cpu"] for own in found)
     return {
-        "frames": frames,
-        "edges": found["make"]["edges"],
-        "start [s]": start["seconds"],
-        "start CPU [s]": start["cpu"],
-        "start [GB]": start["peak_gb"],
-        "adjust [s]": adjust["seconds"],
-        "adjust CPU [s]": adjust["cpu"],
-        "steps": adjust["steps"],
-        "step [s]": adjust["seconds"] / max(adjust["steps"], 1),
-        "step CPU [s]": adjust["cpu"] / max(adjust["steps"], 1),
-        "adjust [GB]": adjust["peak_gb"],
-        "wrong pairs left": start["wrong_left"],
-        "start error [deg]": start["rotation_deg"],
-        "end error [deg]": adjust["rotation_deg"],
-        "end error / height": adjust["position"],
+        "processes": count,
+        "adjust [s]": found[0]["seconds"],
+        "adjust CPU [s]": cpu,
+        "steps": steps,
+        "step [s]": found[0]["step_seconds"],
+        "step CPU [s]": cpu / steps,
+        "adjust [GB]": sum(own["peak_gb"] for own in found),
+        "end error [deg]": found[0]["rotation_deg"],
+        "end error / height": found[0]["position"],
+        "pose difference": _difference(folder, options.processes[0], count),
     }
 
 
-def _apart(phase: str, frames: int, options: Options, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--phase", phase, "--frames", str(frames), "--folder", str(folder)]
+def _difference(folder: Path, first: int, second: int) -> float:
+    """Largest difference between numbers of the poses that two runs found."""
+    import torch
+
+    a, b = (torch.load(folder / f"end-{count}.pt", weights_only=True) for count in (first, second))
+    return float((a - b).abs().max())
+
+
+def _apart(phase: str, frames: int, options: Options, folder: Path, count: int = 1) -> list[dict[str, Any]]:
+    """Run a phase in processes of its own; returns what each found."""
+    command = [__file__, "--phase", phase, "--frames", str(frames), "--folder", str(folder)]
     command += ["--degree", str(options.degree), "--samples-per-edge", str(options.samples_per_edge)]
-    command += ["--threads", str(options.threads)]
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1])
+    command += ["--threads", str(options.threads), "--max-steps", str(options.max_steps)]
+    if count > 1:
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *command]
+    subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
+    return [json.loads((folder / f"{phase}-{number}.json").read_text()) for number in range(count)]
 
 
 def make(options: Options) -> dict[str, Any]:
@@ -121,21 +156,33 @@ def start(options: Options) -> dict[str, Any]:
 
 
 def adjust(options: Options) -> dict[str, Any]:
-    """Coarse and fine stage to convergence."""
+    """Coarse and fine stage to convergence, by this process and its kin."""
     import torch
     from terrain import make_terrain
 
+    from mbasfm import distributed
     from mbasfm.adjust import adjust
     from mbasfm.config import PAPER_STAGES
     from mbasfm.io.shards import open_samples
 
     torch.set_num_threads(options.threads)
+    distributed.start()
     cameras = torch.load(_folder(options) / "start.pt", weights_only=False)
     samples = open_samples(_folder(options))
-    clock = Clock()
-    found = adjust(cameras, samples, PAPER_STAGES, on_step=lambda stage, step, _: print(stage.name, step, flush=True))
+    stages = [replace(stage, max_steps=options.max_steps) for stage in PAPER_STAGES]
+    clock, laps = Clock(), [time.perf_counter()]
+
+    def note(stage: Any, step: Any, _: Any) -> None:
+        laps.append(time.perf_counter())
+        if distributed.is_main():
+            print(f"{stage.name}: loss {step.loss:.8f}, {laps[-1] - laps[-2]:.1f} s", file=sys.stderr, flush=True)
+
+    found = adjust(cameras, samples, stages, on_step=note)
     facts = clock.facts()
-    facts |= {"steps": len(found.steps), "registered": int(found.registered.sum())}
+    facts |= {"steps": len(found.steps), "step_seconds": (laps[-1] - laps[0]) / max(len(found.steps), 1)}
+    if distributed.is_main():
+        torch.save(found.cameras.cam_from_world, _folder(options) / f"end-{distributed.world_size()}.pt")
+    distributed.wait_for_all()
     return facts | errors(found.cameras, make_terrain(options.frames[0], options.degree))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.rotations import rays_of
@@ -27,6 +27,32 @@ class Edge:
     focal_target: float
     """[px at a long side of 1024]"""
     is_planar: bool
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Matches of several edges, one edge after the other."""
+
+    source: Int64[np.ndarray, " E"]
+    edge: Int64[np.ndarray, " M"]
+    """Which edge a match belongs to."""
+    rays_source: Float64[np.ndarray, "M 3"]
+    rays_target: Float64[np.ndarray, "M 3"]
+    raw_source: Float64[np.ndarray, " M"]
+    focal_target: Float64[np.ndarray, " M"]
+
+
+def join(edges: Sequence[Edge]) -> Joined:
+    """Put edges together, so that many small ones cost no more than a large one."""
+    sizes = [len(edge.raw_source) for edge in edges]
+    return Joined(
+        np.array([edge.source for edge in edges]),
+        np.repeat(np.arange(len(edges)), sizes),
+        np.concatenate([edge.rays_source for edge in edges]),
+        np.concatenate([edge.rays_target for edge in edges]),
+        np.concatenate([edge.raw_source for edge in edges]),
+        np.repeat([edge.focal_target for edge in edges], sizes),
+    )
 
 
 class Edges:

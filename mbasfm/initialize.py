@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import poselib
 import torch
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool, Float64, Int64
 
+from mbasfm import geometry
 from mbasfm.config import Tree
-from mbasfm.edges import Edge, Edges, compose, invert, parallax_deg, reverse, scaled, triangulate
+from mbasfm.edges import Edge, Edges, Joined, compose, invert, join, parallax_deg, reverse, scaled, triangulate
 from mbasfm.rotations import average_positions
 from mbasfm.sampling import Keypoints
 from mbasfm.twoview import TwoView
@@ -30,6 +31,7 @@ ACROSS_PX, ALONG_PX, BEHIND_PX = 8.0, 100.0, 1e4
 the camera counts [px at a long side of 1024]."""
 MAX_WITNESSES = 20_000
 """Pairs that judge which start is better."""
+EDGES_AT_ONCE = 1000
 CLEARLY_WORSE = 1.05
 """Factor on the sum of logarithmic errors."""
 PNP_ERROR_PX = 20.0
@@ -145,9 +147,9 @@ class _Placing:
 
     def attach(self, frame: int, parents: list[int]) -> None:
         """Place a frame by the proposal that most matches to placed frames agree with."""
-        judges = [self._edges[parent, frame] for parent in parents[:MAX_JUDGES]]
+        judges = join([self._edges[parent, frame] for parent in parents[:MAX_JUDGES]])
         proposals = [pose for parent in parents[:MAX_NEIGHBOURS] for pose in self._propose(self._edges[parent, frame])]
-        scores = [sum(self._score(edge, pose) for edge in judges) for pose in proposals]
+        scores = [self._score(judges, pose) for pose in proposals]
         self.cam_from_world[frame] = proposals[int(np.argmax(scores))]
         self.scale[frame] = self._own_scale(frame, parents[:MAX_NEIGHBOURS])
         self.root_of[frame] = self.root_of[parents[0]]
@@ -197,7 +199,12 @@ class _Placing:
         count = min(len(views), MAX_WITNESSES)
         views = [views[number * len(views) // count] for number in range(count)]
         ends = [end for view in views for end in ((view.i, view.j), (view.j, view.i))]
-        return sum(self._score(self._edges[end], self.cam_from_world[end[1]]) for end in ends)
+        total = 0.0
+        for first in range(0, len(ends), EDGES_AT_ONCE):
+            some = ends[first : first + EDGES_AT_ONCE]
+            matches = join([self._edges[end] for end in some])
+            total += self._score(matches, self.cam_from_world[[target for _, target in some]])
+        return total
 
     def _propose(self, edge: Edge) -> list[Float64[np.ndarray, "3 4"]]:
         """World-to-camera poses of the target that one placed neighbour suggests."""
@@ -229,22 +236,24 @@ class _Placing:
         pose, info = poselib.estimate_absolute_pose(edge.rays_target[known, :2] * focal, points, camera, options, {})
         return [pose.Rt] if info["num_inliers"] >= 4 and np.isfinite(pose.Rt).all() else []
 
-    def _score(self, edge: Edge, cam_from_world: Float64[np.ndarray, "3 4"]) -> float:
-        """How much an edge from a placed frame agrees, across and along the epipolar line."""
-        relative = compose(cam_from_world, invert(self.cam_from_world[edge.source]))
-        inverse_depth = self._inverse_depth(edge.source, edge.raw_source)
-        known = np.isfinite(inverse_depth)
-        inverse_depth = np.where(known, inverse_depth, np.median(inverse_depth[known]) if known.any() else 0.0)
-        base = edge.rays_source @ relative[:, :3].T
-        points = base + inverse_depth[:, None] * relative[:, 3]
+    def _score(self, matches: Joined, cam_from_world: Float64[np.ndarray, "*E 3 4"]) -> float:
+        """How much edges from placed frames agree with poses of their targets, across and along epipolar lines."""
+        source, edge = matches.source, matches.edge
+        world_from_source = geometry.invert(torch.from_numpy(self.cam_from_world[source]))
+        relative = geometry.compose(torch.from_numpy(cam_from_world), world_from_source).numpy()
+        inverse_depth = self._inverse_depth(source[edge], matches.raw_source)
+        inverse_depth = _fill_by_median(inverse_depth, edge)
+        step = relative[edge, :, 3]
+        base = (relative[edge, :, :3] @ matches.rays_source[..., None])[..., 0]
+        points = base + inverse_depth[:, None] * step
         ahead = points[:, 2] > 1e-9
-        difference = points[:, :2] / np.where(ahead, points[:, 2], np.nan)[:, None] - edge.rays_target[:, :2]
-        line = np.cross(base, relative[:, 3])
-        across = np.abs((line * edge.rays_target).sum(1)) / np.maximum(np.linalg.norm(line[:, :2], axis=1), 1e-12)
+        difference = points[:, :2] / np.where(ahead, points[:, 2], np.nan)[:, None] - matches.rays_target[:, :2]
+        line = np.cross(base, step)
+        across = np.abs((line * matches.rays_target).sum(1)) / np.maximum(np.linalg.norm(line[:, :2], axis=1), 1e-12)
         along = np.linalg.norm(difference, axis=1)
         # Where the baseline is nearly nothing the line is undefined: the distance itself is the distance to it.
-        across = np.where(np.linalg.norm(relative[:, 3]) < 1e-9, along, np.minimum(across, along))
-        along, across = (np.where(ahead, part * edge.focal_target, BEHIND_PX) for part in (along, across))
+        across = np.where(np.linalg.norm(step, axis=1) < 1e-9, along, np.minimum(across, along))
+        along, across = (np.where(ahead, part * matches.focal_target, BEHIND_PX) for part in (along, across))
         return -float(np.log1p(across / ACROSS_PX).sum() + np.log1p(along / ALONG_PX).sum())
 
     def _own_scale(self, frame: int, parents: list[int]) -> float:
@@ -267,6 +276,20 @@ class _Placing:
         with np.errstate(divide="ignore", invalid="ignore"):
             return inverse / raw if self._is_disparity[edge.target] else 1 / (inverse * raw)
 
-    def _inverse_depth(self, frame: int, raw: Float64[np.ndarray, " M"]) -> Float64[np.ndarray, " M"]:
+    def _inverse_depth(
+        self, frame: int | Int64[np.ndarray, " M"], raw: Float64[np.ndarray, " M"]
+    ) -> Float64[np.ndarray, " M"]:
+        scaled_raw = self.scale[frame] * raw
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self.scale[frame] * raw if self._is_disparity[frame] else 1 / (self.scale[frame] * raw)
+            return np.where(self._is_disparity[frame], scaled_raw, 1 / scaled_raw)
+
+
+def _fill_by_median(values: Float64[np.ndarray, " M"], edge: Int64[np.ndarray, " M"]) -> Float64[np.ndarray, " M"]:
+    """Where there is no value, the median of its edge, or 0."""
+    known = np.isfinite(values)
+    filled = values.copy()
+    for number in np.unique(edge[~known]).tolist():
+        mine = edge == number
+        own = values[mine & known]
+        filled[mine & ~known] = np.median(own) if len(own) else 0.0
+    return filled
