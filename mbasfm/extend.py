@@ -19,7 +19,7 @@ from mbasfm.io.images import Photo, find_photos
 from mbasfm.io.masks import with_masks
 from mbasfm.localization import Located
 from mbasfm.localize import Map, Placement
-from mbasfm.mapping import POSE_SLACK, PreparedMap, depths_of, given_depths, map_views, posed_view
+from mbasfm.mapping import NO_DEPTH, POSE_SLACK, PreparedMap, depths_of, given_depths, map_views, posed_view
 from mbasfm.mapsource import MapSource, read_map
 from mbasfm.models.base import DepthEstimate
 from mbasfm.outputs import check_room, refuse_overwriting, write_scene
@@ -131,8 +131,7 @@ def _depths(
     source: MapSource, photos: Sequence[Photo], config: Config, cache: Cache, watch: Watch
 ) -> list[DepthEstimate]:
     """The older scene's maps, as far as it has them, and the depth model's for new photographs."""
-    nothing = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=False)
-    old = given_depths(source, cache) if source.depth is not None else [nothing] * len(source.photos)
+    old = given_depths(source, cache) if source.depth is not None else [NO_DEPTH] * len(source.photos)
     (model,) = load_models("depth", config, watch)
     return [*old, *depths_of(photos, model, cache)]
 

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 
 from mbasfm.config import Config
 from mbasfm.content import load_models, warn_if_slow
-from mbasfm.depth_fit import DepthFit, fit_depth
+from mbasfm.depth_fit import MIN_POINTS_SCALE, DepthFit, fit_depth
 from mbasfm.detector_free import Indices, chooser_of, match_as_images
 from mbasfm.errors import InputError
 from mbasfm.geometry import invert, transform, unproject
@@ -42,6 +42,7 @@ POSE_SLACK = 2.0
 MIN_MATCHES = 12
 MANY_POINTS = 30
 """A photograph with so many triangulated points needs no depth network, which errs far more."""
+NO_DEPTH = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=False)
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,19 @@ def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> Pr
     cameras = Cameras(source.cam_from_world, source.intrinsics, one, torch.zeros_like(one), no_disparity)
     is_given = source.depth is not None and config.depth == "auto"
     with watch.stage("map depth") as facts:
-        depths = given_depths(source, cache) if is_given else _model_depths(source, config, cache, watch)
-        raw = [_at_pixels(*item) for item in zip(depths, source.photos, pixels, strict=True)]
         triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, watch)
+        if is_given:
+            depths = given_depths(source, cache)
+        else:
+            depths = _model_depths(source, triangulated, config, cache, watch)
+        raw = [_at_pixels(*item) for item in zip(depths, source.photos, pixels, strict=True)]
         items = zip(depths, raw, triangulated, strict=True)
         raw = [
             _filled(values, known) if is_given else aligned(estimate.is_disparity, values, known)
             for estimate, values, known in items
         ]
-        facts.update(given=is_given, known=float(np.mean([np.isfinite(values).mean() for values in raw])))
+        facts.update(given=is_given, maps=sum(estimate is not NO_DEPTH for estimate in depths))
+        facts["known"] = float(np.mean([np.isfinite(values).mean() for values in raw]))
     keypoints = [Keypoints(*item) for item in zip(pixels, raw, strict=True)]
     points = [_points(cameras, frame, item) for frame, item in enumerate(keypoints)]
     return PreparedMap(source.photos, cameras, keypoints, points, indexes, is_given)
@@ -152,16 +157,24 @@ def _digest_of(photos: Sequence[Photo]) -> str:
 def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
     """Maps from files; a photograph without one has depth nowhere."""
     model = FilesDepth(str(source.depth))
-    nothing = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=True)
     there = [photo for photo in source.photos if model.find(photo.name) is not None]
     found = dict(zip((photo.name for photo in there), depths_of(there, model, cache), strict=True))
-    return [found.get(photo.name, nothing) for photo in source.photos]
+    return [found.get(photo.name, NO_DEPTH) for photo in source.photos]
 
 
-def _model_depths(source: MapSource, config: Config, cache: Cache, watch: Watch) -> list[DepthEstimate]:
+def _model_depths(
+    source: MapSource, triangulated: Sequence[Float64[np.ndarray, " _"]], config: Config, cache: Cache, watch: Watch
+) -> list[DepthEstimate]:
+    """A model's maps of the photographs that have enough points to fit one to, but not so many as to do without."""
     (model,) = load_models("depth", config, watch)
-    warn_if_slow(source.photos, model, cache, watch)
-    return list(watch.each(depths_of(source.photos, model, cache), len(source.photos), "map depth"))
+    numbers = [int(np.isfinite(depth).sum()) for depth in triangulated]
+    few = [
+        photo for photo, number in zip(source.photos, numbers, strict=True) if MIN_POINTS_SCALE <= number < MANY_POINTS
+    ]
+    warn_if_slow(few, model, cache, watch)
+    estimates = watch.each(depths_of(few, model, cache), len(few), "map depth")
+    found = dict(zip((photo.name for photo in few), estimates, strict=True))
+    return [found.get(photo.name, NO_DEPTH) for photo in source.photos]
 
 
 def depths_of(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate]:

@@ -18,6 +18,7 @@ from mbasfm.extend import extend
 from mbasfm.infer import turned_back
 from mbasfm.localize import Names
 from mbasfm.mapping import MANY_POINTS, aligned
+from mbasfm.models.flat import FlatDepth
 from mbasfm.models.sift import SiftMatcher
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -197,6 +198,43 @@ def test_a_network_fills_in_only_where_points_are_few(count):
         np.testing.assert_allclose(found, depth, rtol=1e-4)
     else:
         assert np.isnan(found[~has_point]).all()
+
+
+class WatchedDepth(FlatDepth):
+    """Remembers what it was asked for."""
+
+    key = "watched"
+
+    def __init__(self):
+        self.asked = []
+
+    def estimate(self, photo, image):
+        self.asked.append(photo.name)
+        return super().estimate(photo, image)
+
+
+@pytest.mark.parametrize("many", ["none has", "some have", "all have"])
+def test_a_network_is_asked_only_for_photographs_with_few_points(folder, tmp_path, monkeypatch, many):
+    for sub in ("images", "gt.json"):
+        (tmp_path / sub).symlink_to(folder / "map" / sub)
+    points = {}
+
+    def counted(is_disparity, raw, known):
+        points[len(points)] = int(np.isfinite(known).sum())
+        return aligned(is_disparity, raw, known)
+
+    network = WatchedDepth()
+    monkeypatch.setattr("mbasfm.content.load_model", lambda kind, _: network if kind == "depth" else SiftMatcher())
+    monkeypatch.setattr("mbasfm.mapping.aligned", counted)
+    Map.load(tmp_path, CONFIG)
+    assert min(points.values()) >= MANY_POINTS and network.asked == []
+    numbers = sorted(points.values())
+    limit = {"none has": numbers[-1] + 1, "some have": numbers[2], "all have": numbers[0]}[many]
+    expected = [name for name, number in zip(MAP, points.values(), strict=True) if number < limit]
+    monkeypatch.setattr("mbasfm.mapping.MANY_POINTS", limit)
+    for _ in range(2):  # the second time it is in the cache
+        Map.load(tmp_path, CONFIG)
+        assert network.asked == expected
 
 
 def test_an_unknown_focal_length_is_found(folder, result):
