@@ -25,6 +25,7 @@ class LoftrMatcher(ImageNetwork):
     long_side_px, step_px = 840, 8
     licence = "Apache-2.0"
     download, memory = "46 MB", "2.2 GB"
+    cpu_seconds = 12.0
 
     @classmethod
     def missing_code(cls) -> str:
