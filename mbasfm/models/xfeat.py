@@ -41,6 +41,7 @@ class XFeatMatcher:
 
     name = "xfeat"
     licence = "Apache-2.0"
+    memory = "0.5 GB"
 
     @staticmethod
     def missing() -> str:
