@@ -18,6 +18,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,6 +74,8 @@ class Options:
     part: tuple[Part, ...] = ("sources", "noise")
     scenes: tuple[str, ...] = tuple(SCENES)
     seed: int = 0
+    finished: bool = False
+    """Of the part noise: run nothing, and show what is in the cache."""
 
 
 class Ledger:
@@ -82,6 +85,9 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._rows: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._rows
 
     def get(self, key: str, compute: Callable[[], Any]) -> Any:
         """What the run of that name gave, or what it gives now."""
@@ -236,15 +242,15 @@ def sweep_noise(options: Options, ledger: Ledger) -> list[dict[str, Any]]:
             for level in (0.0, *LEVELS):
                 row: dict[str, Any] = {"scene": scene, "measure": measure, "noise": kind, "level": level}
                 for variant in VARIANTS:
+                    title = title_of(variant)
                     if level == 0:
-                        found = pose_of(options, ledger, source, SENSOR, spec, variant)
+                        key = f"pose|{scene}|{SENSOR}|{title}|{options.seed}"
+                        compute = partial(pose_auc, options, source, spec, variant)
                     else:
-                        key = f"noise|{scene}|{kind}|{level}|{title_of(variant)}|{options.seed}"
-                        found = ledger.get(
-                            key,
-                            lambda: noisy_auc(options, source, (kind, level), variant),  # noqa: B023
-                        )
-                    row[title_of(variant)] = found[measure]
+                        key = f"noise|{scene}|{kind}|{level}|{title}|{options.seed}"
+                        compute = partial(noisy_auc, options, source, (kind, level), variant)
+                    if not options.finished or key in ledger:
+                        row[title] = ledger.get(key, compute)[measure]
                 rows.append(row)
     return rows
 

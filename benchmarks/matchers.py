@@ -10,7 +10,6 @@ pose error is the larger of rotation and translation angle; a pair without an an
 time on one core.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,24 +21,21 @@ import torch
 import tyro
 from common import report
 
-from mbasfm.epipolar import MatchBatch, essential_from_pose, sampson_forms, sampson_squared
-from mbasfm.geometry import compose, invert, rotation_angle
+from mbasfm.bench.pair_sets import MIN_TRUE_MATCHES, PairSet, pair_set
+from mbasfm.datasets.pair_lists import ImagePair, PairSets
+from mbasfm.geometry import rotation_angle
 from mbasfm.infer import in_parallel
 from mbasfm.io.cache import Arrays, Cache
-from mbasfm.io.images import Photo, find_photos, read_upright
-from mbasfm.metrics import auc
-from mbasfm.models.base import Features
+from mbasfm.io.images import Photo, inspect_photos, read_upright
+from mbasfm.metrics import auc, relative_errors
+from mbasfm.models.base import Features, Matcher
 from mbasfm.models.registry import load_model
 from mbasfm.ransac import RansacSettings, estimate_poses
 
-STRECHA = ("strecha_fountain11", "strecha_herzjesu8", "strecha_entry10", "strecha_castle19")
-SCANNET = "scannet_pairs15"
+SETS = ("strecha_fountain11", "strecha_herzjesu8", "strecha_entry10", "strecha_castle19", "scannet_pairs15")
 MATCHERS = ("sift", "xfeat", "xfeat:lighterglue", "aliked", "disk")
 MAX_TURN_DEG, MAX_PAIRS = 60.0, 12
-MIN_TRUE_MATCHES, TRUE_PX = 30, 2.0
-"""Distances at a long side of 1024."""
 LIMITS_DEG = (5.0, 10.0, 20.0)
-REFERENCE_LONG_SIDE = 1024
 
 
 @dataclass(frozen=True)
@@ -50,53 +46,34 @@ class Options:
     cache: Path
     """What was matched is kept here, with the time it took."""
     matchers: tuple[str, ...] = MATCHERS
-    sets: tuple[str, ...] = (*STRECHA, SCANNET)
+    sets: tuple[str, ...] = SETS
     seed: int = 0
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two photographs of a set, their intrinsics fx, fy, cx, cy [px], and their true relative pose."""
-
-    names: tuple[str, str]
-    calibration: tuple[np.ndarray, np.ndarray]
-    j_from_i: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Found:
     """What one matcher found in the pairs of a set."""
 
-    batches: list[MatchBatch]
+    pairs: PairSet
     describe_s: float
     """Of one photograph."""
     match_s: float
     """Of one pair."""
 
 
-def read_set(folder: Path, seed: int) -> list[Pair]:
-    if folder.name == SCANNET:
-        rows = json.loads((folder / "pairs.json").read_text())["pairs"]
-        shift = np.array([0.0, 0.0, 0.5, 0.5])  # its first pixel's centre is (0, 0)
-        cameras = [tuple(np.array(row[key]) + shift for key in ("Ka", "Kb")) for row in rows]
-        return [Pair((row["a"], row["b"]), both, pose(row)) for row, both in zip(rows, cameras, strict=True)]
-    rows = json.loads((folder / "gt.json").read_text())["images"]
-    names = sorted(rows)
-    both = [(a, b) for k, a in enumerate(names) for b in names[k + 1 :]]
-    cameras, poses = {n: np.array(rows[n]["K"]) for n in names}, {n: pose(rows[n]) for n in names}
-    pairs = [Pair((a, b), (cameras[a], cameras[b]), compose(poses[b], invert(poses[a]))) for a, b in both]
-    near = [pair for pair in pairs if float(rotation_angle(pair.j_from_i[:, :3]).rad2deg()) < MAX_TURN_DEG]
-    chosen = np.sort(np.random.default_rng(seed).permutation(len(near))[:MAX_PAIRS])
-    return [near[k] for k in chosen]
+def read_pairs(sets: PairSets, name: str, seed: int) -> list[ImagePair]:
+    """Those of the list, or some that look the same way."""
+    pairs = sets.pairs(name)
+    if sets.has_list(name):
+        return pairs
+    turn_deg = rotation_angle(torch.from_numpy(np.stack([pair.b_from_a[:, :3] for pair in pairs]))).rad2deg()
+    near = (turn_deg < MAX_TURN_DEG).nonzero()[:, 0].numpy()
+    return [pairs[row] for row in near[np.sort(np.random.default_rng(seed).permutation(len(near))[:MAX_PAIRS])]]
 
 
-def pose(row: dict[str, Any]) -> torch.Tensor:
-    return torch.tensor(np.column_stack([row["R"], row["t"]]))
-
-
-def run_matcher(spec: str, folder: Path, pairs: list[Pair], cache: Cache) -> Found:
-    matcher, named = load_model("matcher", spec), {name for pair in pairs for name in pair.names}
-    photos = [photo for photo in find_photos(folder / "images")[0] if photo.name in named]
+def run_matcher(matcher: Matcher, pairs: list[ImagePair], cache: Cache) -> Found:
+    paths = list(dict.fromkeys(path for pair in pairs for path in pair.paths))
+    photo_of = dict(zip(paths, inspect_photos(paths), strict=True))
 
     def describe(photo: Photo) -> dict[str, np.ndarray]:
         def compute() -> Arrays:
@@ -105,22 +82,27 @@ def run_matcher(spec: str, folder: Path, pairs: list[Pair], cache: Cache) -> Fou
 
         return cache.get(f"bench features|{matcher.key}|{photo.digest}", lambda: timed(compute))
 
-    by_name = dict(zip((photo.name for photo in photos), in_parallel(describe, photos), strict=True))
-    size = {photo.name: (photo.width, photo.height) for photo in photos}
-    digest = {photo.name: photo.digest for photo in photos}
-    features = {n: Features(a["pixels"], a["descriptors"], n, size[n]) for n, a in by_name.items()}
+    described = dict(zip(paths, in_parallel(describe, photo_of.values()), strict=True))
 
-    def match(pair: Pair) -> dict[str, np.ndarray]:
+    def features_of(path: Path) -> Features:
+        photo, arrays = photo_of[path], described[path]
+        return Features(arrays["pixels"], arrays["descriptors"], photo.name, (photo.width, photo.height))
+
+    def match(pair: ImagePair) -> dict[str, np.ndarray]:
         def compute() -> Arrays:
-            found = matcher.match(*(features[name] for name in pair.names))
+            found = matcher.match(*map(features_of, pair.paths))
             return {"indices": found.indices, "confidence": found.confidence}
 
-        return cache.get(f"bench matches|{matcher.key}|{[digest[n] for n in pair.names]}", lambda: timed(compute))
+        digests = [photo_of[path].digest for path in pair.paths]
+        return cache.get(f"bench matches|{matcher.key}|{digests}", lambda: timed(compute))
 
     matched = list(in_parallel(match, pairs))
-    batches = [as_batch(pair, item["indices"], features, size) for pair, item in zip(pairs, matched, strict=True)]
-    describe_s, match_s = (float(np.mean([a["seconds"] for a in part])) for part in (by_name.values(), matched))
-    return Found(batches, describe_s, match_s)
+    pixels = []
+    for pair, found in zip(pairs, matched, strict=True):
+        first, second = (described[path]["pixels"].astype(np.float64) for path in pair.paths)
+        pixels.append((first[found["indices"][:, 0]], second[found["indices"][:, 1]]))
+    seconds = (float(np.mean([item["seconds"] for item in part])) for part in (described.values(), matched))
+    return Found(pair_set(pairs, photo_of, pixels), *seconds)
 
 
 def timed(compute: Callable[[], Arrays]) -> Arrays:
@@ -129,62 +111,40 @@ def timed(compute: Callable[[], Arrays]) -> Arrays:
     return {**compute(), "seconds": np.array(time.thread_time() - begin)}
 
 
-def as_batch(
-    pair: Pair, indices: np.ndarray, features: dict[str, Features], size: dict[str, tuple[int, int]]
-) -> MatchBatch:
-    rays, focal = [], []
-    for side, (name, camera) in enumerate(zip(pair.names, pair.calibration, strict=True)):
-        rays.append([torch.from_numpy((features[name].pixels[indices[:, side]] - camera[2:]) / camera[:2])])
-        focal.append(camera[:2].mean() * REFERENCE_LONG_SIDE / max(size[name]))
-    return MatchBatch.stack(rays[0], rays[1], torch.tensor([focal], dtype=torch.float64))
+def compare(options: Options, name: str, cache: Cache) -> list[dict[str, Any]]:
+    """A row for each matcher on one set."""
+    sets = PairSets(options.data)
+    pairs = read_pairs(sets, name, options.seed)
+    found = {spec: run_matcher(load_model("matcher", spec), pairs, cache) for spec in options.matchers}
+    num_true = {spec: item.pairs.num_true().numpy() for spec, item in found.items()}
+    shared = np.max(list(num_true.values()), axis=0) >= (0 if sets.has_list(name) else MIN_TRUE_MATCHES)
+    rows = []
+    for spec, item in found.items():
+        used = item.pairs.subset(shared.nonzero()[0])
+        poses = estimate_poses(used.batch(), RansacSettings())
+        row = {"set": name, "matcher": spec, "pairs": len(used)}
+        row |= {"matches": int(np.median([len(first) for first, _ in used.pixels]))}
+        row |= {"true": int(np.median(num_true[spec][shared]))}
+        row |= measures(relative_errors(poses.j_from_i, used.truth, poses.found).pose_deg().tolist())
+        rows.append(row | {"s/photo": round(item.describe_s, 2), "s/pair": round(item.match_s, 3)})
+        print({key: value for key, value in rows[-1].items() if key != "errors_deg"}, flush=True)
+    return rows
 
 
-def true_matches(pair: Pair, matches: MatchBatch) -> int:
-    essential = essential_from_pose(pair.j_from_i[None].double())[:, None]
-    return int((sampson_squared(essential, sampson_forms(matches, torch.float64))[:, 0] < TRUE_PX**2).sum())
-
-
-def pose_error_deg(pair: Pair, matches: MatchBatch) -> float:
-    if matches.is_match.shape[1] < 5:
-        return 180.0
-    found = estimate_poses(matches, RansacSettings())
-    if not bool(found.found):
-        return 180.0
-    a, b = found.j_from_i[0], pair.j_from_i
-    turn = rotation_angle(a[:, :3] @ b[:, :3].T)
-    shift = torch.atan2(torch.linalg.cross(a[:, 3], b[:, 3]).norm(), a[:, 3] @ b[:, 3])
-    return float(torch.maximum(turn, shift).rad2deg())
+def measures(errors_deg: list[float]) -> dict[str, Any]:
+    errors = torch.tensor(errors_deg)
+    areas = {f"AUC@{limit:.0f}": round(100 * auc(errors, limit), 1) for limit in LIMITS_DEG}
+    return areas | {"failed": int((errors > LIMITS_DEG[-1]).sum()), "errors_deg": errors_deg}
 
 
 def main(options: Options) -> None:
-    cache, rows = Cache(options.cache), []
-    for name in options.sets:
-        pairs = read_set(options.data / name, options.seed)
-        found = {spec: run_matcher(spec, options.data / name, pairs, cache) for spec in options.matchers}
-        counts = {spec: [*map(true_matches, pairs, item.batches)] for spec, item in found.items()}
-        least = 0 if name == SCANNET else MIN_TRUE_MATCHES
-        used = [k for k in range(len(pairs)) if max(count[k] for count in counts.values()) >= least]
-        for spec, item in found.items():
-            tried = [(pairs[k], item.batches[k]) for k in used]
-            errors = torch.tensor([*in_parallel(lambda both: pose_error_deg(*both), tried)])
-            row = {"set": name, "matcher": spec, "pairs": len(used)}
-            row |= {"matches": int(np.median([item.batches[k].is_match.shape[1] for k in used]))}
-            row |= {"true": int(np.median([counts[spec][k] for k in used]))}
-            row |= {f"AUC@{limit:.0f}": round(100 * auc(errors, limit), 1) for limit in LIMITS_DEG}
-            row |= {"failed": int((errors > LIMITS_DEG[-1]).sum())}
-            row |= {"s/photo": round(item.describe_s, 2), "s/pair": round(item.match_s, 3)}
-            rows.append(row | {"errors_deg": errors.tolist()})
-            print(row, flush=True)
-    rows += [pooled(spec, [row for row in rows if row["matcher"] == spec]) for spec in options.matchers]
-    errors = {f"{row['set']} {row['matcher']}": row.pop("errors_deg") for row in rows}
-    report("matchers", "Matchers on pairs of photographs", rows, {"errors_deg": errors})
-
-
-def pooled(spec: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    errors = [error for row in rows for error in row["errors_deg"]]
-    areas = {f"AUC@{limit:.0f}": round(100 * auc(torch.tensor(errors), limit), 1) for limit in LIMITS_DEG}
-    failed = sum(row["failed"] for row in rows)
-    return {"set": "all", "matcher": spec, "pairs": len(errors)} | areas | {"failed": failed, "errors_deg": errors}
+    cache = Cache(options.cache)
+    rows = [row for name in options.sets for row in compare(options, name, cache)]
+    for spec in options.matchers:
+        errors = [error for row in rows if row["matcher"] == spec for error in row["errors_deg"]]
+        rows.append({"set": "all", "matcher": spec, "pairs": len(errors)} | measures(errors))
+    errors_deg = {f"{row['set']} {row['matcher']}": row.pop("errors_deg") for row in rows}
+    report("matchers", "Matchers on pairs of photographs", rows, {"errors_deg": errors_deg})
 
 
 if __name__ == "__main__":

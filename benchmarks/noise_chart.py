@@ -34,7 +34,7 @@ def draw(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> Path:
 
 
 def _panel(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str], left: int, top: int) -> list[str]:
-    values = [row[column] for row in rows for column in columns]
+    values = [row[column] for row in rows for column in columns if column in row]
     high = max(0.1, -(-max(values) * 10 // 1) / 10)
 
     def x(number: int) -> float:
@@ -54,7 +54,8 @@ def _panel(title: str, rows: Sequence[dict[str, Any]], columns: Sequence[str], l
         label = f"{100 * row['level']:g} %"
         parts.append(f'<text x="{x(number):.1f}" y="{top + PANEL_HEIGHT + 18}" text-anchor="middle">{label}</text>')
     for number, column in enumerate(columns):
-        path = " ".join(f"{x(place):.1f},{y(row[column]):.1f}" for place, row in enumerate(rows))
+        there = [(place, row[column]) for place, row in enumerate(rows) if column in row]
+        path = " ".join(f"{x(place):.1f},{y(value):.1f}" for place, value in there)
         parts.append(f'<polyline points="{path}" fill="none" {_stroke(number, column)}/>')
     place = f'transform="translate({left - 46} {top + PANEL_HEIGHT / 2}) rotate(-90)" text-anchor="middle"'
     return [*parts, f"<text {place}>{rows[0]['measure']}</text>"]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.config import Config
-from mbasfm.detector_free import chooser_of, match_as_images
+from mbasfm.detector_free import chooser_of, drawn_key, match_as_images
 from mbasfm.errors import InputError
 from mbasfm.infer import (
     colors_of,
@@ -19,6 +19,7 @@ from mbasfm.infer import (
     describe_photos,
     estimate_depths,
     keypoints_of,
+    match_key,
     match_pairs,
     photo_vectors,
 )
@@ -39,7 +40,7 @@ MANY_MATCHES = 100
 MANY_FEATURES = 2000
 """A frame with so many has matches enough."""
 LONG_S = 120.0
-"""Of depth on the CPU: worth a warning."""
+"""Of a network on the CPU: worth a warning."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
@@ -114,6 +115,7 @@ def _match(
         if wanted is not None:
             pairs, why = pairs[wanted[pairs].any(1)], "those of photographs with few matches"
         facts.update(pairs=len(pairs), why=why)
+    warn_if_pairs_are_slow(pairs, photos, matcher, cache, watch)
     with watch.stage("matching") as facts:
         if isinstance(matcher, ImageMatcher):
             features, found = match_as_images(pairs, photos, matcher, cache, watch)
@@ -172,12 +174,26 @@ def load_models(kind: Kind, config: Config, watch: Watch) -> list[Any]:
 
 def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch) -> None:
     """Say how long a large network will take on the CPU, before it begins."""
-    each_s = getattr(model, "cpu_seconds", 0.0)
-    left = sum(not cache.has(depth_key(photo, model)) for photo in photos) if each_s else 0
-    if each_s * left > LONG_S:
+    if hasattr(model, "cpu_seconds"):
+        left = sum(not cache.has(depth_key(photo, model)) for photo in photos)
+        _announce(f"Depth from {model.name}", model.cpu_seconds, left, "photographs", watch)
+
+
+def warn_if_pairs_are_slow(
+    pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: Any, cache: Cache, watch: Watch
+) -> None:
+    """The same of a network that matches."""
+    if hasattr(matcher, "cpu_seconds"):
+        key = drawn_key if isinstance(matcher, ImageMatcher) else match_key
+        left = sum(not cache.has(key(matcher, photos[i], photos[j])) for i, j in pairs.tolist())
+        _announce(f"Matching by {matcher.name}", matcher.cpu_seconds, left, "pairs", watch)
+
+
+def _announce(what: str, each_s: float, count: int, things: str, watch: Watch) -> None:
+    if each_s * count > LONG_S:
         watch.say(
-            f"Depth from {model.name} takes about {each_s * left / 60:.0f} min for {left} photographs on the CPU"
-            f" ({each_s:.0f} s each on two cores); a GPU takes a small part of that. What is done is kept."
+            f"{what} takes about {each_s * count / 60:.0f} min for {count} {things} on the CPU"
+            f" ({each_s:.3g} s each on two cores); a GPU takes a small part of that. What is done is kept."
         )
 
 

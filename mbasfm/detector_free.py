@@ -81,10 +81,23 @@ def _by_lot(
     pairs: Sequence[Sequence[int]], photos: Sequence[Photo], matcher: ImageMatcher, cache: Cache
 ) -> Iterator[PixelMatches]:
     """Every pair, one way round or the other; the lot depends on the content, so it is the same in every run."""
-    swapped = [zlib.crc32(f"{photos[i].digest}{photos[j].digest}".encode()) % 2 == 1 for i, j in pairs]
+    swapped = [_is_swapped(photos[i], photos[j]) for i, j in pairs]
     drawn = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
     for swap, item in zip(swapped, pixel_matches(drawn, photos, matcher, cache), strict=True):
         yield PixelMatches(item.pixels_j, item.pixels_i, item.confidence) if swap else item
+
+
+def drawn_key(matcher: ImageMatcher, first: Photo, second: Photo) -> str:
+    """What the matches of a pair are kept by, in the order that the lot gives it."""
+    return _pixels_key(matcher, *((second, first) if _is_swapped(first, second) else (first, second)), 0)
+
+
+def _pixels_key(matcher: ImageMatcher, first: Photo, second: Photo, quarter_turns: int) -> str:
+    return f"pixels-1|{matcher.key}|{first.digest}|{second.digest}|{quarter_turns}"
+
+
+def _is_swapped(first: Photo, second: Photo) -> bool:
+    return zlib.crc32(f"{first.digest}{second.digest}".encode()) % 2 == 1
 
 
 def pixel_matches(
@@ -106,8 +119,7 @@ def pixel_matches(
 
     for i, j in pairs:
         ends = photos[i], photos[j]
-        key = f"pixels-1|{matcher.key}|{ends[0].digest}|{ends[1].digest}|{quarter_turns}"
-        arrays = cache.get(key, lambda ends=ends: match(*ends))  # type: ignore[misc]
+        arrays = cache.get(_pixels_key(matcher, *ends, quarter_turns), lambda ends=ends: match(*ends))  # type: ignore[misc]
         yield PixelMatches(arrays["pixels_i"], arrays["pixels_j"], arrays["confidence"])
 
 

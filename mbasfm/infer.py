@@ -178,11 +178,16 @@ def match_pairs(
         return {"indices": found.indices, "confidence": found.confidence}
 
     def cached(pair: tuple[int, int]) -> tuple[Int64[np.ndarray, "M 2"], Float32[np.ndarray, " M"]]:
-        key = f"matches|{matcher.key}|{photos[pair[0]].digest}|{photos[pair[1]].digest}"
+        key = match_key(matcher, photos[pair[0]], photos[pair[1]])
         arrays = cache.get(key, lambda: match(pair))
         return arrays["indices"], arrays["confidence"]
 
     return shared_in_parallel(cached, [(i, j) for i, j in pairs.tolist()], cache)
+
+
+def match_key(matcher: Matcher, first: Photo, second: Photo) -> str:
+    """What the matches of a pair are kept by."""
+    return f"matches|{matcher.key}|{first.digest}|{second.digest}"
 
 
 def keypoints_of(photo: Photo, features: Features, depth: DepthEstimate) -> Keypoints:

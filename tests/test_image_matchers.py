@@ -178,7 +178,23 @@ class DotLightGlue:
         return SimpleNamespace(keypoints=keypoints, matches=zero, matching_scores=one, mask=one)
 
 
-@pytest.mark.parametrize("kind, network", [(LoftrMatcher, DotLoftr()), (SuperPointMatcher, DotLightGlue())])
+class DotEfficientLoftr(DotLightGlue):
+    """As it was taught to, the first pixel's centre is at one half."""
+
+    def __call__(self, canvas):
+        found = super().__call__(canvas)
+        found.keypoints = found.keypoints + 0.5 / torch.tensor(canvas.shape[:-3:-1])
+        return found
+
+
+@pytest.mark.parametrize(
+    "kind, network",
+    [
+        (LoftrMatcher, DotLoftr()),
+        (SuperPointMatcher, DotLightGlue()),
+        (EfficientLoftrMatcher, DotEfficientLoftr()),
+    ],
+)
 @pytest.mark.parametrize("enlarge", [1, 4])
 def test_the_first_pixel_has_its_centre_at_one_half(monkeypatch, kind, network, enlarge):
     """Large images are shrunk before; the second one is smaller and filled up."""

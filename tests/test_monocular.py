@@ -14,7 +14,7 @@ from mbasfm.errors import InputError, MissingExtraError
 from mbasfm.infer import estimate_depths
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
-from mbasfm.models import monocular, registry, weights
+from mbasfm.models import device, monocular, network, registry, weights
 from mbasfm.models.base import DepthModel
 from mbasfm.models.monocular import network_size
 from mbasfm.models.registry import choose_auto, load_model
@@ -162,6 +162,22 @@ def test_a_batch_gives_what_single_images_give(saved, name):
     assert (
         np.abs(together[0].values - together[2].values).max() > 1e-2 * together[0].values.max()
     )  # they are not all the same
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_is_near_to_single_and_cached_apart(monkeypatch, saved, name):
+    """As on a GPU: eight at a time; the CPU stands in for it."""
+    images = [noise(160, 120, seed) for seed in range(2)]
+    exact = load_model("depth", f"{name}:{saved[name]}")
+    monkeypatch.setattr(device, "is_fast", lambda device: True)
+    monkeypatch.setattr(network, "is_fast", lambda device: True)
+    model = load_model("depth", f"{name}:{saved[name]}")
+    assert model.key != exact.key and model.batch_size == 8 and not model.cpu_seconds
+    assert next(model._network.parameters()).dtype == torch.float16
+    photos = [photo(160, 120)] * 2
+    for half, single in zip(model.estimate_batch(photos, images), exact.estimate_batch(photos, images), strict=True):
+        assert half.values.dtype == np.float32
+        assert np.median(np.abs(half.values - single.values) / single.values.clip(1e-6)) < 0.02
 
 
 class SeesRed(torch.nn.Module):

@@ -9,12 +9,13 @@ import pytest
 from PIL import Image
 
 from mbasfm.cli import main
-from mbasfm.content import warn_if_slow
+from mbasfm.content import warn_if_pairs_are_slow, warn_if_slow
+from mbasfm.detector_free import match_as_images
 from mbasfm.infer import estimate_depths
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo
 from mbasfm.models import network, registry, weights
-from mbasfm.models.base import DepthEstimate
+from mbasfm.models.base import DepthEstimate, PixelMatches
 from mbasfm.models.depth_anything import DepthAnythingV2
 from mbasfm.models.registry import choose_auto
 from mbasfm.models.weights import clone_command, fetch_command, find_clone, find_snapshot, is_online, looking_in
@@ -173,3 +174,40 @@ def test_a_slow_network_is_announced_with_the_time_it_will_take(tmp_path):
     assert watch.notes and "unsure takes about 8 min for 5 photographs on the CPU (100 s each" in watch.notes[0]
     warn_if_slow(photos[:2], Unsure(), cache, watch)
     assert len(watch.notes) == 1
+
+
+class Slow:
+    """A matcher of images."""
+
+    name, licence, key, cpu_seconds = "slow", "none", "slow-1", 50.0
+
+    @staticmethod
+    def missing():
+        return ""
+
+    def match_images(self, first, second):
+        return PixelMatches(np.zeros((0, 2), np.float32), np.zeros((0, 2), np.float32), np.zeros(0, np.float32))
+
+
+def test_pairs_that_take_long_are_announced_unless_they_are_done(tmp_path):
+    photos = [Photo(f"{n}.png", tmp_path / f"{n}.png", 96, 72, None, "", str(n)) for n in range(4)]
+    for photo in photos:
+        write_image(photo.path)
+    pairs = np.array([(i, j) for i in range(4) for j in range(i)])
+    cache, watch = Cache(tmp_path / "cache"), Watch()
+    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, watch)
+    assert "Matching by slow takes about 5 min for 6 pairs on the CPU (50 s each" in watch.notes[0]
+    match_as_images(pairs[:3], photos, Slow(), cache, watch)
+    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, watch)
+    assert "for 3 pairs" in watch.notes[1]
+    match_as_images(pairs, photos, Slow(), cache, watch)
+    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, watch)
+    assert len(watch.notes) == 2
+
+
+def test_commands_that_get_models_are_printed_as_a_whole(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["models", "--weights", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any("depth-anything-v2" in line for line in lines)
+    assert any(line.startswith("roma: ") and line.endswith(("romatch", ".pth")) for line in lines)

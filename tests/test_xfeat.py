@@ -10,7 +10,7 @@ import pytest
 
 from mbasfm.errors import InputError, MissingExtraError
 from mbasfm.io.images import Photo, read_upright
-from mbasfm.models import xfeat
+from mbasfm.models import peaks, xfeat
 from mbasfm.models.base import Features, Matcher
 from mbasfm.models.registry import load_model
 from mbasfm.models.xfeat import XFeatMatcher
@@ -92,14 +92,14 @@ def test_a_large_image_is_shrunk_and_its_pixels_are_those_of_the_original(monkey
 def test_with_one_grid_the_peaks_are_those_of_the_reference(monkeypatch):
     torch, feature = pytest.importorskip("torch"), pytest.importorskip("kornia.feature")
     image = torch.tensor(view(size=(480, 352)).mean(2, dtype=np.float32) / 255)[None, None]
-    reference = feature.XFeat(top_k=100_000, detection_threshold=xfeat.MIN_HEAT).eval()
+    reference = feature.XFeat(top_k=100_000, detection_threshold=peaks.MIN_HEAT).eval()
     reference.net = matcher("xfeat")._network
-    monkeypatch.setattr(xfeat, "GRID_STEP_PX", 8)
+    monkeypatch.setattr(peaks, "GRID_STEP_PX", 8)
     with torch.inference_mode():
-        peaks = xfeat._find_peaks(xfeat._heat(reference.net, image)[0, 0])
+        found = peaks.find_peaks(peaks.heat_of(reference.net, image)[0, 0])
     expected = reference.detectAndCompute(image)[0]["keypoints"].round().long()
-    assert len(peaks) > 1000
-    assert set(map(tuple, peaks.tolist())) == set(map(tuple, expected.tolist()))
+    assert len(found) > 1000
+    assert set(map(tuple, found.tolist())) == set(map(tuple, expected.tolist()))
 
 
 @needs_xfeat

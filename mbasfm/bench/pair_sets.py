@@ -1,12 +1,13 @@
 """Pairs of photographs with true relative poses and matches, for the task of two views."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from mbasfm.bench.recipe import PairSettings
@@ -28,6 +29,7 @@ NUM_MATCHES = 1000
 MIN_TRUE_MATCHES, TRUE_PX = 30, 2.0
 """Pairs overlap enough if so many matches lie that near the true epipolar lines [px at a long side of 1024]."""
 Pixels = Float64[np.ndarray, "_ 2"]
+PixelPair = tuple[Pixels, Pixels]
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class PairSet:
 
     names: tuple[str, ...]
     """Both of a pair, with a space between."""
-    pixels: tuple[tuple[Pixels, Pixels], ...]
-    """At most 1,000 matches of each pair [px]."""
+    pixels: tuple[PixelPair, ...]
+    """Matches of each pair [px]."""
     calibration: Float64[np.ndarray, "P 2 4"]
     """fx, fy, cx, cy of both photographs [px]."""
     long_side: Float64[np.ndarray, "P 2"]
@@ -73,6 +75,25 @@ class PairSet:
         focal = torch.from_numpy(self.calibration[..., :2].mean(-1) * REFERENCE_LONG_SIDE / self.long_side)
         return MatchBatch.stack([pair[0] for pair in rays], [pair[1] for pair in rays], focal)
 
+    def num_true(self) -> Int64[Tensor, " P"]:
+        """Matches of each pair near the true epipolar lines."""
+        batch = self.batch()
+        essential = essential_from_pose(self.truth)[:, None]
+        near = sampson_squared(essential, sampson_forms(batch, torch.float64))[:, 0] < TRUE_PX**2
+        return (near & batch.is_match).sum(1)
+
+
+def pair_set(pairs: Sequence[ImagePair], photo_of: Mapping[Path, Photo], pixels: Sequence[PixelPair]) -> PairSet:
+    """Pairs with what a matcher found in each."""
+    photos = [[photo_of[path] for path in pair.paths] for pair in pairs]
+    return PairSet(
+        tuple(" ".join(pair.names) for pair in pairs),
+        tuple(pixels),
+        np.array([_calibration(pair, both) for pair, both in zip(pairs, photos, strict=True)]),
+        np.array([[max(photo.width, photo.height) for photo in both] for both in photos], dtype=np.float64),
+        torch.from_numpy(np.stack([pair.b_from_a for pair in pairs])),
+    )
+
 
 def load_pair_set(dataset: PairSets, scene: str, settings: PairSettings, cache: Cache, seed: int) -> PairSet:
     """Pairs of one set with their matches, which are computed once."""
@@ -83,14 +104,11 @@ def load_pair_set(dataset: PairSets, scene: str, settings: PairSettings, cache: 
     number = {path: row for row, path in enumerate(paths)}
     ends = np.array([[number[path] for path in pair.paths] for pair in pairs])
     found = _matches(photos, ends, settings.matcher, cache)
-    whole = PairSet(
-        tuple(" ".join(pair.names) for pair in pairs),
-        tuple(_thousand(both, seed + row) for row, both in enumerate(found)),
-        np.array([_calibration(pair, [photos[end] for end in row]) for pair, row in zip(pairs, ends, strict=True)]),
-        np.array([[max(photos[end].width, photos[end].height) for end in row] for row in ends], dtype=np.float64),
-        torch.from_numpy(np.stack([pair.b_from_a for pair in pairs])),
-    )
-    return whole if gap is not None or dataset.has_list(scene) else _overlapping(whole)
+    matches = [_thousand(both, seed + row) for row, both in enumerate(found)]
+    whole = pair_set(pairs, dict(zip(paths, photos, strict=True)), matches)
+    if gap is not None or dataset.has_list(scene):
+        return whole
+    return whole.subset((whole.num_true() >= MIN_TRUE_MATCHES).nonzero()[:, 0].numpy())
 
 
 def _calibration(pair: ImagePair, photos: Sequence[Photo]) -> list[list[float]]:
@@ -129,13 +147,6 @@ def _matched_pixels(
         yield features[i].pixels[matches[:, 0]], features[j].pixels[matches[:, 1]]
 
 
-def _thousand(both: Float64[np.ndarray, "_ 4"], seed: int) -> tuple[Pixels, Pixels]:
+def _thousand(both: Float64[np.ndarray, "_ 4"], seed: int) -> PixelPair:
     chosen = np.random.default_rng(seed).permutation(len(both))[:NUM_MATCHES]
     return both[chosen, :2], both[chosen, 2:]
-
-
-def _overlapping(whole: PairSet) -> PairSet:
-    batch = whole.batch()
-    essential = essential_from_pose(whole.truth)[:, None]
-    near = sampson_squared(essential, sampson_forms(batch, torch.float64))[:, 0] < TRUE_PX**2
-    return whole.subset(((near & batch.is_match).sum(1) >= MIN_TRUE_MATCHES).nonzero()[:, 0].numpy())

@@ -30,8 +30,14 @@ class Models:
         if self.json:
             print(json.dumps([asdict(row) for row in rows], indent=1))
             return 0
-        table = Table("kind", "name", "licence", "download", "memory", "can run now", box=box.SIMPLE_HEAD)
+        table = Table(box=box.SIMPLE_HEAD)
+        for title in ("kind", "name", "licence", "download", "memory", "can run now"):
+            table.add_column(title, overflow="fold", no_wrap=title == "name")
         for row in rows:
-            table.add_row(row.kind, row.name, row.licence, row.download, row.memory, row.missing or "yes")
-        Console().print(table)
+            table.add_row(row.kind, row.name, row.licence, row.download, row.memory, "no" if row.missing else "yes")
+        console = Console()
+        console.print(table)
+        for row in rows:
+            if row.missing:  # outside the table, where it can be copied as a whole
+                console.print(f"{row.name}: {row.missing}", soft_wrap=True, markup=False, highlight=False)
         return 0

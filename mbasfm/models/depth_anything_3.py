@@ -33,7 +33,7 @@ class DepthAnything3(ForeignDepth):
     }
     needed = ("config.json", "model.safetensors")
     licence = "Apache-2.0 (base, small, mono-large); large, giant and nested: CC-BY-NC-4.0, non-commercial"
-    download, memory = "540 MB (base)", "1.5 GB (base)"
+    download, memory = "540 MB (base)", "1.5 GB (base), estimated"
     cpu_seconds = 16.0
 
     def licence_of(self, variant: str) -> str:

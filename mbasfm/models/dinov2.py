@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float32
 
 from mbasfm.models.base import RGB
+from mbasfm.models.device import accelerator
 from mbasfm.models.monocular import load_transformer, read_preparation
 from mbasfm.models.network import resized
 from mbasfm.models.weights import NEEDED, content_digest, find_snapshot
@@ -31,8 +32,7 @@ class Dinov2:
     def __init__(self, folder: Path):
         settings = read_preparation(folder)
         self._mean, self._std = (torch.tensor(settings[name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std"))
-        accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-        self._network = load_transformer(folder, "Dinov2Model", self.name).to(accelerator).eval()
+        self._network = load_transformer(folder, "Dinov2Model", self.name).to(accelerator()).eval()
         self.key = f"dinov2-1-{LONG_SIDE_PX}-{content_digest(*(folder / name for name in NEEDED))}"
 
     @torch.inference_mode()

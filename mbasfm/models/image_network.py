@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mbasfm.errors import InputError
 from mbasfm.models.base import RGB, AnyRGB, PixelMatches
+from mbasfm.models.device import accelerator, half_if_fast, is_fast
 from mbasfm.models.weights import content_digest, fetch_command, find_snapshot, require_snapshot
 
 Found = tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"], Float[Tensor, " M"]]
@@ -35,6 +36,8 @@ class ImageNetwork(ABC):
     licence: str
     download: str
     memory: str
+    cpu_seconds: float
+    """Of one pair on two cores; 0 if a GPU computes."""
 
     @classmethod
     @abstractmethod
@@ -54,7 +57,8 @@ class ImageNetwork(ABC):
         self._variant = argument if argument in self.variants else next(iter(self.variants))
         repository, needed = self.variants[self._variant]
         folder = require_snapshot(self.name, "" if argument in self.variants else argument, repository, needed)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = accelerator()
+        self.cpu_seconds = 0.0 if is_fast(self._device) else self.cpu_seconds
         self._network = self._load(folder).to(self._device).eval()
         content = content_digest(*(folder / name for name in needed))
         self.key = f"{self.name}-1-{self._variant}-{self.long_side_px}-{self._device.type}-{content}"
@@ -71,7 +75,7 @@ class ImageNetwork(ABC):
     def match_images(self, first: AnyRGB, second: AnyRGB) -> PixelMatches:
         """Matches of two images."""
         shown = [self._shown(image) for image in (first, second)]
-        with torch.autocast(self._device.type, torch.float16, enabled=self._device.type == "cuda"):
+        with half_if_fast(self._device):
             *pixels, confidence = self._match(*shown)
         sizes = [np.array(image.shape[1::-1]) for image in (first, second)]
         scaled = [

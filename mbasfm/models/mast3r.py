@@ -24,7 +24,8 @@ class Mast3rMatcher(ImageNetwork):
     variants = {"512": ("naver/MASt3R_ViTLarge_BaseDecoder_512_catmlpdpt_metric", ("config.json", "model.safetensors"))}
     long_side_px, step_px = 512, 16
     licence = "CC-BY-NC-SA-4.0, non-commercial (code and weights)"
-    download, memory = "2.8 GB", "over 2.8 GB"
+    download, memory = "2.8 GB", "4 GB, estimated"
+    cpu_seconds = 25.0
 
     @classmethod
     def missing_code(cls) -> str:

@@ -30,7 +30,7 @@ class Metric3D(ForeignDepth):
     code = Code("YvanYin/Metric3D")
     repositories = dict.fromkeys(("small", "large", "giant2"), "JUGGHM/Metric3D")
     licence = "BSD-2-Clause"
-    download, memory = "150 MB (small)", "2 GB (small)"
+    download, memory = "150 MB (small)", "2 GB (small), estimated"
     cpu_seconds = 15.0
 
     @classmethod

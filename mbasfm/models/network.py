@@ -15,6 +15,7 @@ from mbasfm.errors import InputError
 from mbasfm.intrinsics import focal_from_points
 from mbasfm.io.images import Photo
 from mbasfm.models.base import RGB, DepthEstimate
+from mbasfm.models.device import accelerator, half_if_fast, is_fast
 from mbasfm.models.weights import NEEDED, content_digest, fetch_command, fetch_snapshot, find_snapshot, require_snapshot
 
 ACCELERATED_BATCH = 8
@@ -76,10 +77,10 @@ class NetworkDepth(ABC):
         repository = self.repositories[self._variant] if is_variant else ""
         folder = require_snapshot(self.name, "" if is_variant else argument, repository, needed)
         self.licence = self.licence_of(self._variant) if is_variant else "that of the weights"
-        accelerator = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else ""
-        self._device, self._is_fast = torch.device(accelerator or "cpu"), bool(accelerator)
-        self.batch_size = ACCELERATED_BATCH if accelerator else 1
-        self.cpu_seconds = 0.0 if accelerator else self.cpu_seconds
+        self._device = accelerator()
+        self._is_fast = is_fast(self._device)
+        self.batch_size = ACCELERATED_BATCH if self._is_fast else 1
+        self.cpu_seconds = 0.0 if self._is_fast else self.cpu_seconds
         self._network = self._load(folder).to(self._device, self._dtype).eval()
         self.key = f"{self.name}-1-{content_digest(*(folder / name for name in needed))}-{self._precision}"
 
@@ -115,7 +116,7 @@ class NetworkDepth(ABC):
         for shape in sorted({image.shape for image in images}):
             members = [number for number, image in enumerate(images) if image.shape == shape]
             batch = torch.cat([self._prepare(images[number]) for number in members])
-            with torch.autocast(self._device.type, torch.float16, enabled=self._is_fast):
+            with half_if_fast(self._device):
                 output = self._run(batch.to(self._device, self._dtype))
             chosen = [photos[number] for number in members]
             found |= dict(zip(members, self._interpret(output, chosen), strict=True))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mbasfm.errors import InputError
 from mbasfm.models.base import AnyRGB, PixelMatches
+from mbasfm.models.device import accelerator, is_fast
 from mbasfm.models.weights import content_digest, weights_folder
 
 STEP_PX = 12
@@ -24,8 +25,10 @@ VARIANTS = {"outdoor": f"{RELEASES}/roma_outdoor.pth", "indoor": f"{RELEASES}/ro
 class RomaMatcher:
     """``roma`` (photographs outdoors) or ``roma:indoor``."""
 
+    name = "roma"
     licence = "MIT; DINOv2: Apache-2.0"
-    download, memory = "1.7 GB", "over 1.7 GB"
+    download, memory = "1.7 GB", "4 GB, estimated"
+    cpu_seconds = 60.0
 
     @staticmethod
     def missing() -> str:
@@ -40,7 +43,8 @@ class RomaMatcher:
             raise InputError(f"roma: not all of it is on this machine; get it: {_missing(variant)}")
         import romatch
 
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = accelerator()
+        self.cpu_seconds = 0.0 if is_fast(self._device) else self.cpu_seconds
         files = _find(VARIANTS[variant]), _find(BACKBONE)
         weights, backbone = (torch.load(path, map_location="cpu", weights_only=True) for path in files)
         build = getattr(romatch, f"roma_{variant}")

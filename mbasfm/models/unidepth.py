@@ -30,7 +30,7 @@ class UniDepth(ForeignDepth):
     }
     needed = ("config.json", "model.safetensors")
     licence = "CC-BY-NC-4.0, non-commercial (code and weights)"
-    download, memory = "1.4 GB", "3 GB"
+    download, memory = "1.4 GB", "3 GB, estimated"
     cpu_seconds = 25.0
 
     def _load(self, folder: Path) -> Any:
