@@ -37,6 +37,8 @@ class Options:
     """For adjustment; with several numbers it is run with each of them, and poses are compared."""
     max_steps: int = 60
     """Of each stage."""
+    objective: Literal["paper", "split"] = "paper"
+    """The paper's coarse and fine stage, or the residual that is split at the epipolar line."""
     folder: Path | None = None
     """Where shards are kept; by default a temporary folder."""
     plot: Path | None = None
@@ -117,6 +119,7 @@ def _apart(phase: str, frames: int, options: Options, folder: Path, count: int =
     command = [__file__, "--phase", phase, "--frames", str(frames), "--folder", str(folder)]
     command += ["--degree", str(options.degree), "--samples-per-edge", str(options.samples_per_edge)]
     command += ["--threads", str(options.threads), "--max-steps", str(options.max_steps)]
+    command += ["--objective", options.objective]
     if count > 1:
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), *command]
     subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
@@ -156,20 +159,21 @@ def start(options: Options) -> dict[str, Any]:
 
 
 def adjust(options: Options) -> dict[str, Any]:
-    """Coarse and fine stage to convergence, by this process and its kin."""
+    """All stages to convergence, by this process and its kin."""
     import torch
     from terrain import make_terrain
 
     from mbasfm import distributed
     from mbasfm.adjust import adjust
-    from mbasfm.config import PAPER_STAGES
+    from mbasfm.config import PAPER_STAGES, SPLIT_STAGES
     from mbasfm.io.shards import open_samples
 
     torch.set_num_threads(options.threads)
     distributed.start()
     cameras = torch.load(_folder(options) / "start.pt", weights_only=False)
     samples = open_samples(_folder(options))
-    stages = [replace(stage, max_steps=options.max_steps) for stage in PAPER_STAGES]
+    stages = PAPER_STAGES if options.objective == "paper" else SPLIT_STAGES
+    stages = tuple(replace(stage, max_steps=options.max_steps) for stage in stages)
     clock, laps = Clock(), [time.perf_counter()]
 
     def note(stage: Any, step: Any, _: Any) -> None:
