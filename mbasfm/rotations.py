@@ -5,17 +5,18 @@ pairs together are far better. Under the averaged rotation a pair's translation 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float64, Int64
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
 from scipy.spatial.transform import Rotation
 
+from mbasfm.block_layout import cluster_frames
 from mbasfm.geometry import unit_rays
 from mbasfm.sampling import Keypoints
 from mbasfm.twoview import TwoView
@@ -56,14 +57,14 @@ def average_rotations(views: Sequence[TwoView], num_frames: int) -> Float64[np.n
     relative = np.stack([view.j_from_i[:, :3] for view in views])
     sigma = _sigma_deg(views)
     rotation = _along_tree(ends, relative, sigma, num_frames)
-    roots = _roots(ends, num_frames)
+    graph = _Graph.build(ends, num_frames)
     i, j = ends.T
     for tolerance in TOLERANCES_DEG:
         # World-frame residual of R_j = R_ij R_i; frames move by R <- R exp(delta).
         residual = Rotation.from_matrix(rotation[j].swapaxes(1, 2) @ relative @ rotation[i]).as_rotvec()
         angle = np.rad2deg(np.linalg.norm(residual, axis=1))
         weight = (tolerance**2 / (tolerance**2 + angle**2)) ** 2 / sigma**2  # Geman-McClure
-        delta = _solve_laplacian(ends, weight, residual, roots, num_frames)
+        delta = _solve_laplacian(graph, weight, residual)
         rotation = rotation @ Rotation.from_rotvec(delta).as_matrix()
     return rotation
 
@@ -106,7 +107,7 @@ def average_positions(views: Sequence[TwoView], rotation: Float64[np.ndarray, "N
     line = -np.einsum("eji,ej->ei", rotation[ends[:, 1]], np.stack([view.j_from_i[:, 3] for view in views]))
     sigma = _sigma_deg(views)
     outer = line[:, :, None] * line[:, None, :]
-    roots, centers = _roots(ends, len(rotation)), np.zeros((len(rotation), 3))
+    graph, centers = _Graph.build(ends, len(rotation)), np.zeros((len(rotation), 3))
     for tolerance in (*([None] * CONVEX_ROUNDS), *POSITION_TOLERANCES_DEG):
         gap = centers[ends[:, 1]] - centers[ends[:, 0]]
         along = (gap * line).sum(1)
@@ -121,22 +122,40 @@ def average_positions(views: Sequence[TwoView], rotation: Float64[np.ndarray, "N
             pull = np.full(len(views), SLACK)
         block = weight[:, None, None] * (np.eye(3) + (pull - 1)[:, None, None] * outer)
         target = (weight * pull * length)[:, None] * line
-        centers = _solve_blocks(ends, block, target, roots, centers)
+        centers = _solve_blocks(graph, block, target, centers)
     return centers
 
 
-def _solve_blocks(
-    ends: np.ndarray, block: np.ndarray, vector: np.ndarray, roots: Sequence[int], centers: np.ndarray
-) -> np.ndarray:
+@dataclass(frozen=True)
+class _Graph:
+    """Pairs of frames, and what does not change from round to round."""
+
+    ends: Int64[np.ndarray, "P 2"]
+    num_frames: int
+    roots: list[int]
+    free: Int64[np.ndarray, " F"]
+    """Frames that are no roots."""
+    cluster: Int64[np.ndarray, " F"]
+    """Of which cluster these are."""
+
+    @staticmethod
+    def build(ends: Int64[np.ndarray, "P 2"], num_frames: int) -> "_Graph":
+        """Find roots and clusters."""
+        roots = _roots(ends, num_frames)
+        free = np.setdiff1d(np.arange(num_frames), roots)
+        return _Graph(ends, num_frames, roots, free, cluster_frames(torch.from_numpy(ends), num_frames).numpy()[free])
+
+
+def _solve_blocks(graph: _Graph, block: np.ndarray, vector: np.ndarray, centers: np.ndarray) -> np.ndarray:
     """Centres that minimise the sum of (gap^T block gap - 2 vector^T gap) over pairs; roots stay."""
-    free = np.setdiff1d(np.arange(len(centers)), roots)
-    matrix, right = _assemble(ends, block, vector, len(centers))
-    right = right - (matrix @ _only(centers, roots).ravel()).reshape(-1, 3)
-    axes = (3 * free[:, None] + np.arange(3)).ravel()
+    free, three = graph.free, np.arange(3)
+    matrix, right = _assemble(graph, block, vector)
+    right = right - (matrix @ _only(centers, graph.roots).ravel()).reshape(-1, 3)
+    axes, cluster = ((3 * numbers[:, None] + three).ravel() for numbers in (free, graph.cluster))
     inner = matrix[axes][:, axes]
     inner = inner + scipy.sparse.diags(np.full(len(axes), 1e-12 * inner.diagonal().sum() / max(len(axes), 1)))
-    found = centers.copy()
-    found[free] = _solve_positive(inner, right[free].reshape(-1, 1), centers[free].reshape(-1, 1)).reshape(-1, 3)
+    found, start = centers.copy(), centers[free].reshape(-1, 1)
+    found[free] = _solve_positive(inner, right[free].reshape(-1, 1), start, cluster).reshape(-1, 3)
     return found
 
 
@@ -205,21 +224,17 @@ def _roots(ends: np.ndarray, num_frames: int) -> list[int]:
     return np.unique(label, return_index=True)[1].tolist()
 
 
-def _solve_laplacian(
-    ends: np.ndarray, weight: np.ndarray, residual: np.ndarray, roots: Sequence[int], num_frames: int
-) -> np.ndarray:
+def _solve_laplacian(graph: _Graph, weight: np.ndarray, residual: np.ndarray) -> np.ndarray:
     """delta with delta_j - delta_i = residual_ij in the weighted least-squares sense; roots stay."""
-    matrix, vector = _assemble(ends, weight, weight[:, None] * residual, num_frames)
-    free = np.setdiff1d(np.arange(num_frames), roots)
-    delta = np.zeros((num_frames, 3))
-    delta[free] = _solve_positive(matrix[free][:, free], vector[free], delta[free])
+    matrix, vector = _assemble(graph, weight, weight[:, None] * residual)
+    free, delta = graph.free, np.zeros((graph.num_frames, 3))
+    delta[free] = _solve_positive(matrix[free][:, free], vector[free], delta[free], graph.cluster)
     return delta
 
 
-def _assemble(
-    ends: np.ndarray, block: np.ndarray, vector: np.ndarray, num_frames: int
-) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
+def _assemble(graph: _Graph, block: np.ndarray, vector: np.ndarray) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
     """Graph Laplacian and right-hand side; a block is one weight per pair, or a matrix that acts on all axes."""
+    ends, num_frames = graph.ends, graph.num_frames
     i, j = ends.T
     width = block.shape[1] if block.ndim > 1 else 1
     blocks, axes = block.reshape(len(ends), width, width), np.arange(width)
@@ -234,11 +249,25 @@ def _assemble(
     return coo_matrix((values.ravel(), (rows, columns)), shape=(size, size)).tocsr(), right
 
 
-def _solve_positive(matrix: scipy.sparse.csr_matrix, right: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Solve for every column: dense where that is small, else by conjugate gradients from a start."""
+def _solve_positive(
+    matrix: scipy.sparse.csr_matrix, right: np.ndarray, start: np.ndarray, cluster: np.ndarray
+) -> np.ndarray:
+    """Solve for every column: dense where that is small, else by conjugate gradients from a start.
+
+    What is slow to settle is how parts of the graph lie to each other, so shifts of whole clusters are solved for
+    directly in every step (the second level of the preconditioner).
+    """
     if len(right) <= DENSE_LIMIT:
         return np.linalg.solve(matrix.toarray(), right)
-    inverse = scipy.sparse.diags(1 / np.maximum(matrix.diagonal(), 1e-300))
+    members = coo_matrix((np.ones(len(cluster)), (np.arange(len(cluster)), cluster))).tocsr()
+    coarse = (members.T @ matrix @ members).toarray()
+    coarse_inverse = np.linalg.inv(coarse + np.diag(np.full(len(coarse), 1e-9 * coarse.diagonal().max())))
+    fine_inverse, gather = 1 / np.maximum(matrix.diagonal(), 1e-300), members.T.tocsr()
+
+    def precondition(residual: np.ndarray) -> np.ndarray:
+        return fine_inverse * residual + members @ (coarse_inverse @ (gather @ residual))
+
+    inverse = scipy.sparse.linalg.LinearOperator(matrix.shape, precondition, dtype=np.float64)
     columns = [
         scipy.sparse.linalg.cg(matrix, b, x0=x, rtol=CG_TOLERANCE, maxiter=CG_STEPS, M=inverse)[0]
         for b, x in zip(right.T, start.T, strict=True)
