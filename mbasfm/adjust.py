@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,8 +17,8 @@ from mbasfm.forms import Form, IsotropicForm, SplitForm
 from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Pairing, number_unknowns
 from mbasfm.objective import Binning
 from mbasfm.pose_priors import PosePriors
-from mbasfm.solve_adam import solve_adam
-from mbasfm.solve_lm import Problem, Step, solve_lm
+from mbasfm.solve_adam import AdamDescent, solve_adam
+from mbasfm.solve_lm import Descent, Problem, Step, solve_lm
 from mbasfm.types import Cameras, Fixed, SampleSource
 from mbasfm.unknowns import PriorTerm, find_gauge, fix_roots, make_priors
 from mbasfm.validate import check_inputs, check_stage
@@ -24,6 +26,29 @@ from mbasfm.validate import check_inputs, check_stage
 RESTART_NEIGHBOURS = 3
 RESTART_STEPS = 30
 OnStep = Callable[[Stage, Step, Cameras], None]
+Record = Callable[[Step, Descent | AdamDescent], None]
+History = tuple[tuple[str, Step], ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an adjustment has come: with it and the same input it goes on as if it had never stopped."""
+
+    place: tuple[int, int]
+    """Number of the stage, and how often stuck frames were started again in it."""
+    state: Descent | AdamDescent
+    history: History
+
+
+@runtime_checkable
+class Journal(Protocol):
+    """Remembers how far an adjustment has come."""
+
+    def last(self) -> Progress | None:
+        """What was kept of an earlier run with the same input; the same on all processes."""
+
+    def keep(self, progress: Progress) -> None:
+        """Called after every step. The next step changes what is in it, so what is to be kept must be written now."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +63,7 @@ class Adjustment:
     diagnosis: Diagnosis
     pose_covariance: Float[Tensor, "N 6 6"]
     """Of the twist (omega [rad], tau [world length]) with T <- exp(xi) T, relative to the component's root."""
-    steps: tuple[tuple[str, Step], ...]
+    steps: History
     """History: name of the stage and what the step did."""
 
 
@@ -49,13 +74,15 @@ def adjust(
     fixed: Fixed | None = None,
     on_step: OnStep | None = None,
     pose_priors: PosePriors | None = None,
+    journal: Journal | None = None,
 ) -> Adjustment:
     """Register all frames into one world by the stage's objective (or by several stages, one after the other).
 
     ``fixed`` says which unknowns of which frames must not move (none by default). Where a connected component has no
     fixed pose its best connected frame is held; where nothing determines its size, depth is kept on average as the
     depth model gave it. ``on_step`` is called after every step of the solver. ``pose_priors`` are known up to a
-    similarity, so they bend components but do not move them; `lm` uses them, `adam` does not.
+    similarity, so they bend components but do not move them; `lm` uses them, `adam` does not. ``journal``
+    is told after every step how far this is, and asked at the beginning where an earlier run stopped.
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     if not stages:
@@ -65,24 +92,47 @@ def adjust(
     fixed = fixed or Fixed.build(cameras.num_frames)
     check_inputs(cameras, samples, fixed)
     active, fixed = _drop_settled(samples, cameras, fixed)
-    history: list[tuple[str, Step]] = []
-
-    def record(stage: Stage, step: Step, state: Cameras) -> None:
-        history.append((stage.name, step))
-        if on_step is not None:
-            on_step(stage, step, state)
-
-    for item in stages:
-        cameras = _run(cameras, active, item, fixed, record, pose_priors)
-        for _ in range(item.restarts):
-            stuck = find_stuck(cameras, active, item, fixed)
-            if not stuck.any() or stuck.all():
-                break
-            cameras = _restart(cameras, active, fixed, stuck)
-            cameras = _run(cameras, active, item, fixed, record, pose_priors)
+    log = _Log(on_step, journal)
+    for number, item in enumerate(stages):
+        for attempt in range(1 + item.restarts):
+            place = number, attempt
+            if log.is_past(place):
+                continue
+            state = log.state(place)
+            if attempt > 0 and state is None:
+                stuck = find_stuck(cameras, active, item, fixed)
+                if not stuck.any() or stuck.all():
+                    break
+                cameras = _restart(cameras, active, fixed, stuck)
+            cameras = _run(cameras, active, item, fixed, partial(log.note, item, place), pose_priors, state)
     problem = make_problem(cameras, active, stages[-1], fixed)
     priors = _priors(cameras, problem, pose_priors)
-    return _report(cameras, samples, problem, priors, fixed, tuple(history))
+    return _report(cameras, samples, problem, priors, fixed, tuple(log.history))
+
+
+class _Log:
+    """What was done so far, before and after an interruption."""
+
+    def __init__(self, on_step: OnStep | None, journal: Journal | None):
+        self._on_step, self._journal = on_step, journal
+        self._stopped = None if journal is None else journal.last()
+        self.history = [] if self._stopped is None else list(self._stopped.history)
+
+    def is_past(self, place: tuple[int, int]) -> bool:
+        """Whether it was finished before the interruption."""
+        return self._stopped is not None and place < self._stopped.place
+
+    def state(self, place: tuple[int, int]) -> Descent | AdamDescent | None:
+        """To go on with, if the interruption came here."""
+        return self._stopped.state if self._stopped is not None and place == self._stopped.place else None
+
+    def note(self, stage: Stage, place: tuple[int, int], step: Step, state: Descent | AdamDescent) -> None:
+        """Called after every step."""
+        self.history.append((stage.name, step))
+        if self._on_step is not None:
+            self._on_step(stage, step, state.cameras)
+        if self._journal is not None and step.accepted:  # a rejected step ends the solver and would be done again
+            self._journal.keep(Progress(place, state, tuple(self.history)))
 
 
 def make_problem(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fixed) -> Problem:
@@ -110,13 +160,15 @@ def _run(
     samples: SampleSource,
     stage: Stage,
     fixed: Fixed,
-    record: OnStep,
+    record: Record,
     pose_priors: PosePriors | None = None,
+    stopped: Descent | AdamDescent | None = None,
 ) -> Cameras:
     problem = make_problem(cameras, samples, stage, fixed)
     priors = _priors(cameras, problem, pose_priors)
-    solver = solve_lm if stage.solver == "lm" else solve_adam
-    return solver(problem, cameras, priors, lambda step, state: record(stage, step, state))
+    if stage.solver == "lm":
+        return solve_lm(problem, cameras, priors, record, stopped if isinstance(stopped, Descent) else None)
+    return solve_adam(problem, cameras, priors, record, stopped if isinstance(stopped, AdamDescent) else None)
 
 
 def _drop_settled(samples: SampleSource, cameras: Cameras, fixed: Fixed) -> tuple[SampleSource, Fixed]:
@@ -165,7 +217,7 @@ def _start_at(cameras: Cameras, near: SampleSource, hold: Fixed, frame: int, nei
     moved = replace(cameras, cam_from_world=pose, depth_scale=scale, depth_shift=shift)
     scores: list[float] = []
     stage = replace(COARSE, max_steps=RESTART_STEPS)
-    moved = _run(moved, near, stage, hold, lambda stage, step, state: scores.append(step.score))
+    moved = _run(moved, near, stage, hold, lambda step, state: scores.append(step.score))
     return (scores[-1] if scores and scores[-1] == scores[-1] else float("-inf")), moved
 
 
@@ -175,7 +227,7 @@ def _report(
     problem: Problem,
     priors: PriorTerm,
     fixed: Fixed,
-    history: tuple[tuple[str, Step], ...],
+    history: History,
 ) -> Adjustment:
     diagnosis = diagnose(cameras, samples, problem.stage)
     stuck = find_stuck(cameras, samples, problem.stage, fixed)

@@ -24,6 +24,7 @@ from mbasfm.io.images import Photo, find_photos
 from mbasfm.io.lists import read_pairs
 from mbasfm.io.masks import with_masks
 from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video
+from mbasfm.journal import FileJournal
 from mbasfm.outputs import check_room, refuse_overwriting, write_scene
 from mbasfm.pairwise import verify_pairs
 from mbasfm.pose_priors import PosePriors
@@ -181,7 +182,7 @@ def place(
         watch.say("no verified match has depth, so there is nothing to adjust")
         return None
     with watch.stage("adjust") as facts:
-        placed = _adjust_best(starts, samples, start, given.priors, config)
+        placed = _adjust_best(starts, samples, start, given.priors, config, stock.folder)
         adjustment = placed.adjustment
         facts.update(steps=len(adjustment.steps), registered=int(adjustment.registered.sum()))
         facts["score"] = _score(adjustment)
@@ -202,9 +203,14 @@ def check_against_depth(
 
 
 def _adjust_best(
-    starts: Sequence[Cameras], samples: SampleSource, start: Start, priors: PosePriors | None, config: Config
+    starts: Sequence[Cameras],
+    samples: SampleSource,
+    start: Start,
+    priors: PosePriors | None,
+    config: Config,
+    folder: Path | None,
 ) -> Placed:
-    """Adjust every start and take the end with the best score."""
+    """Adjust every start and take the end with the best score; in the folder is noted how far each has come."""
     stages = stages_of(config)
     if bool((start.is_exif | start.is_init | start.is_known).all()):
         stages = tuple(replace(s, priors=replace(s.priors, log_focal=EXIF_LOG_FOCAL)) for s in stages)
@@ -212,7 +218,13 @@ def _adjust_best(
     fixed = replace(fixed, radial=fixed.radial | start.is_known)
     # Small problems are faster on one core; on a busy machine by far.
     torch.set_num_threads(1 if samples.num_edges * samples.samples_per_edge < MANY_SAMPLES else WORKERS)
-    ends = (Placed(cameras, samples, adjust(cameras, samples, stages, fixed, pose_priors=priors)) for cameras in starts)
+
+    def end_of(number: int, cameras: Cameras) -> Placed:
+        path = None if folder is None else folder / f"adjust-{number}.pt"
+        journal = FileJournal(path, cameras, samples, stages, fixed, priors)
+        return Placed(cameras, samples, adjust(cameras, samples, stages, fixed, None, priors, journal))
+
+    ends = (end_of(number, cameras) for number, cameras in enumerate(starts))
     return max(ends, key=lambda placed: _score(placed.adjustment))
 
 

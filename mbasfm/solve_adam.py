@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mbasfm.config import Stage
 from mbasfm.forms import SplitForm
 from mbasfm.geometry import rotation_from_6d, rotation_to_6d
 from mbasfm.normal import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT
@@ -54,30 +55,66 @@ class Parameters:
         return Parameters(*(value.clone().requires_grad_() for value in values))
 
 
+@dataclass(frozen=True)
+class AdamDescent:
+    """Between two steps: all that the next one depends on. The next step changes values and optimizer in place."""
+
+    cameras: Cameras
+    origin: Cameras
+    """At the start, with the root's typical depth of 1."""
+    priors: PriorTerm
+    values: tuple[Tensor, ...]
+    """Of the parameters."""
+    optimizer: dict[str, Any]
+    num_steps: int
+    seconds: float
+
+
 def solve_adam(
-    problem: Problem, cameras: Cameras, priors: PriorTerm, on_step: Callable[[Step, Cameras], None]
+    problem: Problem,
+    cameras: Cameras,
+    priors: PriorTerm,
+    on_step: Callable[[Step, AdamDescent], None],
+    stopped: AdamDescent | None = None,
 ) -> Cameras:
     """A fixed number of steps. As in the paper there are no priors; ``priors`` only travels through the gauge."""
-    stage, start = problem.stage, time.perf_counter()
+    stage, start, done = problem.stage, time.perf_counter(), 0
     cameras, priors = _unit_depth(problem.gauge, cameras, priors)
+    if stopped is not None:
+        cameras, priors, start, done = stopped.origin, stopped.priors, start - stopped.seconds, stopped.num_steps
     _, group = cameras.intrinsics.group.unique(return_inverse=True)
     parameters = Parameters.build(cameras, group)
-    others = [parameters.rotation, parameters.translation, parameters.scale, parameters.shift, parameters.radial]
-    focal_rate = stage.learning_rate * stage.intrinsics_boost
-    groups: list[dict[str, Any]] = [{"params": [parameters.focal], "lr": focal_rate}, {"params": others}]
-    optimizer = torch.optim.Adam(groups, lr=stage.learning_rate)
-    result = cameras
-    for _ in range(stage.max_steps):
+    optimizer = _optimizer(parameters, stage)
+    if stopped is not None:
+        _put_back(stopped, parameters, optimizer)
+    result = cameras if stopped is None else stopped.cameras
+    for number in range(done, stage.max_steps):
         optimizer.zero_grad()
         moved = assemble(cameras, parameters, problem, group)
         loss, score = descend(moved, problem)
         optimizer.step()
         with torch.no_grad():
             parameters.scale.clamp_min_(1e-6)
-        with torch.no_grad():
             result = assemble(cameras, parameters, problem, group)
-        on_step(Step(time.perf_counter() - start, loss, score, 0.0, True), result)
+        seconds = time.perf_counter() - start
+        values = tuple(vars(parameters).values())
+        state = AdamDescent(result, cameras, priors, values, optimizer.state_dict(), number + 1, seconds)
+        on_step(Step(seconds, loss, score, 0.0, True), state)
     return problem.gauge.normalize(result, priors)[0]
+
+
+def _optimizer(parameters: Parameters, stage: Stage) -> torch.optim.Adam:
+    others = [parameters.rotation, parameters.translation, parameters.scale, parameters.shift, parameters.radial]
+    focal_rate = stage.learning_rate * stage.intrinsics_boost
+    groups: list[dict[str, Any]] = [{"params": [parameters.focal], "lr": focal_rate}, {"params": others}]
+    return torch.optim.Adam(groups, lr=stage.learning_rate)
+
+
+def _put_back(stopped: AdamDescent, parameters: Parameters, optimizer: torch.optim.Adam) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(vars(parameters).values(), stopped.values, strict=True):
+            parameter.copy_(value)
+    optimizer.load_state_dict(stopped.optimizer)
 
 
 def _unit_depth(gauge: Gauge, cameras: Cameras, priors: PriorTerm) -> tuple[Cameras, PriorTerm]:

@@ -46,6 +46,22 @@ class Problem:
     stage: Stage
 
 
+@dataclass(frozen=True)
+class Descent:
+    """Between two steps: all that the next one depends on, so that a run that was stopped can go on with it."""
+
+    cameras: Cameras
+    priors: PriorTerm
+    statistics: Any = None
+    """Of the residuals, from which the loss is frozen; None: not measured yet."""
+    damping: float = FIRST_DAMPING
+    settled: int = 0
+    """Steps in a row below the tolerance."""
+    score: float = float("nan")
+    num_steps: int = 0
+    seconds: float = 0.0
+
+
 def linearize(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[float, NormalEquations]:
     """Loss and normal equations of the data at the present cameras."""
     equations = NormalEquations(problem.pairing, cameras, problem.unknowns)
@@ -55,37 +71,47 @@ def linearize(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[float, N
 
 
 def solve_lm(
-    problem: Problem, cameras: Cameras, priors: PriorTerm, on_step: Callable[[Step, Cameras], None]
+    problem: Problem,
+    cameras: Cameras,
+    priors: PriorTerm,
+    on_step: Callable[[Step, Descent], None],
+    stopped: Descent | None = None,
 ) -> Cameras:
-    """Descend until steps bring no more than the tolerance."""
-    form, stage, start = problem.form, problem.stage, time.perf_counter()
+    """Descend until steps bring no more than the tolerance; from the cameras or, if there is one, where it stopped."""
+    state = stopped or Descent(cameras, priors)
+    form, stage, start = problem.form, problem.stage, time.perf_counter() - state.seconds
     mass = float(problem.samples.edge_mass().sum())
-    frozen = form.start(cameras)
-    damping, settled, score = FIRST_DAMPING, 0, float("nan")
-    for _ in range(stage.max_steps):
+    frozen = form.start(cameras) if state.statistics is None else form.freeze(state.statistics)
+    while state.num_steps < stage.max_steps and state.settled < SETTLED_STEPS:
+        cameras, priors, damping = state.cameras, state.priors, state.damping
         data_loss, equations = linearize(problem, cameras, frozen)
         prior_loss, prior_gradient, prior_diagonal = priors.evaluate(cameras, problem.unknowns)
         system = reduce_system(equations, prior_diagonal, prior_gradient)
         loss = data_loss + prior_loss
         attempt = _try_steps(problem, cameras, priors, frozen, system, loss, damping)
-        accepted = attempt.cameras is not None
-        score = attempt.score if accepted else score
         seconds = time.perf_counter() - start
-        on_step(Step(seconds, loss / mass, score, damping, accepted), attempt.cameras or cameras)
         if attempt.cameras is None:
+            on_step(Step(seconds, loss / mass, state.score, damping, False), state)
             break
-        cameras, priors = problem.gauge.normalize(attempt.cameras, priors)
-        frozen, damping = attempt.frozen, attempt.damping
-        settled = settled + 1 if attempt.decrease <= stage.tolerance * abs(loss) else 0
-        if settled >= SETTLED_STEPS:
-            break
-    return cameras
+        settled = state.settled + 1 if attempt.decrease <= stage.tolerance * abs(loss) else 0
+        state = Descent(
+            *problem.gauge.normalize(attempt.cameras, priors),
+            attempt.statistics,
+            attempt.damping,
+            settled,
+            attempt.score,
+            state.num_steps + 1,
+            seconds,
+        )
+        on_step(Step(seconds, loss / mass, attempt.score, damping, True), state)
+        frozen = form.freeze(state.statistics)
+    return state.cameras
 
 
 @dataclass(frozen=True)
 class _Attempt:
     cameras: Cameras | None
-    frozen: Any
+    statistics: Any
     damping: float
     decrease: float
     score: float
@@ -114,10 +140,9 @@ def _try_steps(
             if gain > MIN_GAIN:
                 score = float(problem.form.distribution(statistics).score()[0])
                 factor = max(1 / 3, 1 - (2 * gain - 1) ** 3)
-                refit = problem.form.freeze(statistics)
-                return _Attempt(candidate, refit, max(damping * factor, 1e-9), decrease, score)
+                return _Attempt(candidate, statistics, max(damping * factor, 1e-9), decrease, score)
             if promised <= problem.stage.tolerance * abs(loss):
                 break
         damping *= growth
         growth *= 2
-    return _Attempt(None, frozen, damping, 0.0, float("nan"))
+    return _Attempt(None, None, damping, 0.0, float("nan"))

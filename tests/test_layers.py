@@ -169,6 +169,7 @@ LAYERS = (
     "panel",
     "viewer",
     "stock",
+    "journal",
     "pipeline",
     "extend",
     "__init__",
