@@ -8,6 +8,7 @@ number of processes gives the same answer up to the rounding of sums in float64.
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,8 +36,31 @@ _MEMBERS: list[tuple[str, int]] = []
 def start() -> None:
     """Join the other processes if torchrun started this one among several."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not _is_many():
-        dist.init_process_group("gloo", timeout=PATIENCE)
+        store, number, count = next(dist.rendezvous("env://", timeout=PATIENCE))
+        store = dist.PrefixStore(_new_name(store, number, count), store)
+        dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
         _MEMBERS[:] = _gather_objects((socket.gethostname(), os.getpid()))
+
+
+def _new_name(store: dist.Store, number: int, count: int) -> str:
+    """Under which the processes of this attempt, and no earlier ones, meet.
+
+    The store of torchrun outlives restarts, so addresses of the dead are still in it, and how often a worker was
+    started differs between machines (pytorch issue 135712). The first process answers every call, also old ones; only
+    those who live hear it.
+    """
+    call = uuid.uuid4().hex
+    if number > 0:
+        store.set(f"call/{number}", call)
+        name = store.get(f"answer/{call}").decode()
+        store.add(f"heard/{name}", 1)
+        return name
+    while store.add(f"heard/{call}", 0) < count - 1:
+        for other in range(1, count):
+            if store.check([f"call/{other}"]):
+                store.set(f"answer/{store.get(f'call/{other}').decode()}", call)
+        time.sleep(0.02)
+    return call
 
 
 def finish() -> None:

@@ -75,6 +75,44 @@ def kill(self, name):
 mbasfm.watch.Watch.stage = kill
 sys.exit(main(arguments))
 """
+ELASTIC = """
+import os, signal, sys
+
+import mbasfm.infer, mbasfm.journal, mbasfm.solve_lm
+from mbasfm import distributed
+from mbasfm.cli import main
+from mbasfm.models.match_files import FilesMatcher
+
+log, *arguments = sys.argv[1:]
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+victims = (mbasfm.infer, "_describe", 2), (FilesMatcher, "match", 2), (mbasfm.solve_lm, "linearize", 3)
+
+
+def kill_at(owner, name, last):
+    work, calls = getattr(owner, name), []
+
+    def call(*arguments):
+        calls.append(name)
+        if len(calls) == last and distributed.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return work(*arguments)
+
+    setattr(owner, name, call)
+
+
+def keep(self, progress, work=mbasfm.journal.FileJournal.keep):
+    work(self, progress)
+    if distributed.is_main():
+        with open(log, "a") as file:
+            print(attempt, progress.state.num_steps, file=file)
+
+
+mbasfm.journal.SECONDS_BETWEEN = 0
+mbasfm.journal.FileJournal.keep = keep
+if attempt < len(victims):
+    kill_at(*victims[attempt])
+sys.exit(main(arguments))
+"""
 
 
 def free_port() -> int:
@@ -145,3 +183,26 @@ def test_a_killed_worker_is_named_and_the_job_goes_on(tmp_path):
     for worker in run_many(KILLED, 2, "none", *command, "--resume"):
         assert worker.returncode == 0, worker.stderr
     assert everything(scene) == everything(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_job_whose_worker_is_killed_and_it_goes_on(tmp_path):
+    """In the middle of features, of matching and of adjustment."""
+    write_scene(tmp_path, num_frames=4)
+    reconstruct(tmp_path / "images", tmp_path / "whole", settings(tmp_path, focal=FOCAL))
+    config, log = settings(tmp_path), tmp_path / "log.txt"
+    (tmp_path / "worker.py").write_text(ELASTIC)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun += ["--max-restarts", "3", "--monitor-interval", "0.1", str(tmp_path / "worker.py"), str(log)]
+    command = ["sfm", str(tmp_path / "images"), "--output", str(tmp_path / "scene"), "--focal", str(FOCAL), "--quiet"]
+    command += ["--matcher", config.matcher, "--depth", config.depth]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    job = subprocess.run(
+        [*torchrun, *command], capture_output=True, text=True, timeout=300, env=one_thread, check=False
+    )
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count("exitcode: -9") == 3, job.stderr
+    assert everything(tmp_path / "scene") == everything(tmp_path / "whole")
+    steps = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+    before, after = ([number for attempt, number in steps if attempt == which] for which in (2, 3))
+    assert before in ([1], [1, 2]) and after[0] == before[-1] + 1 and {attempt for attempt, _ in steps} == {2, 3}
