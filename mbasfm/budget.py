@@ -10,6 +10,8 @@ from mbasfm.errors import ConfigError
 from mbasfm.types import BLOCK_SAMPLES
 
 GB = 1e9
+BYTES_AT_FIRST = 50e6
+"""Code that is loaded with the first step, however small the problem is."""
 BYTES_PER_EDGE = 2400
 """Normal equations of 9 unknowns per frame with the solver's copy, and numbers of edges and pairs."""
 BYTES_PER_FRAME = 40_000
@@ -64,9 +66,11 @@ def plan_memory(
             for block in _halvings(BLOCK_SAMPLES, LEAST_BLOCK):
                 matrix = float(edges) * samples * BYTES_PER_SAMPLE
                 room = float("inf") if budget is None else budget - used
-                on_disk = matrix > min(LARGE_MATRIX, 0.3 * room)
-                needed = used + BYTES_PER_EDGE * edges + BYTES_PER_FRAME * num_frames + BYTES_PER_BLOCK_SAMPLE * block
-                needed += (0 if on_disk else matrix) + is_split * BYTES_PER_SPLIT_SAMPLE * edges * samples
+                # Samples in memory are worked on in blocks of the usual size.
+                on_disk = block < BLOCK_SAMPLES or matrix > min(LARGE_MATRIX, 0.3 * room)
+                needed = used + BYTES_AT_FIRST + BYTES_PER_EDGE * edges + BYTES_PER_FRAME * num_frames
+                needed += BYTES_PER_BLOCK_SAMPLE * block + (0 if on_disk else matrix)
+                needed += is_split * BYTES_PER_SPLIT_SAMPLE * edges * samples
                 if budget is None or needed <= budget:
                     return Plan(samples, pairs, block, on_disk, needed)
     assert budget is not None

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ import torch
 from mbasfm import distributed, linear, types
 from mbasfm.adjust import adjust, make_problem
 from mbasfm.config import COARSE, FINE, SPLIT
+from mbasfm.metrics import pose_auc
 from mbasfm.staging import perturb
 from mbasfm.synthetic import Settings
 from mbasfm.synthetic import make_problem as make_scene
@@ -52,6 +54,8 @@ linear.DENSE_LIMIT, linear.SPARSE_DEGREE = 0, 0.0  # conjugate gradients, rows s
 samples = Samples(scene.samples.edges, scene.samples.data.double(), scene.samples.weight.double())
 end = adjust(cameras, samples, replace(SPLIT, max_steps=3))
 found["torch.float64", "split", "conjugate gradients"] = end.cameras.cam_from_world
+end = adjust(cameras, scene.samples, SPLIT)
+found["float32", "metrics"] = torch.tensor(pose_auc(end.cameras.cam_from_world, scene.truth.cam_from_world))
 torch.save(found, f"{sys.argv[1]}-{distributed.rank()}.pt")
 distributed.finish()
 """
@@ -107,6 +111,20 @@ def keep(self, progress, work=mbasfm.journal.FileJournal.keep):
             print(attempt, progress.state.num_steps, file=file)
 
 
+def describe(photo, *others, work=mbasfm.infer._describe):
+    with open(f"{log}-{distributed.rank()}", "a") as file:
+        print("described", photo.name, file=file)
+    return work(photo, *others)
+
+
+def audit(event, details):
+    if event == "open" and os.environ["RANK"] != "0" and set(str(details[1])) & set("wax+"):
+        with os.fdopen(os.open(f"{log}-1", os.O_APPEND | os.O_CREAT | os.O_WRONLY), "a") as file:
+            print("opened", details[0], file=file)
+
+
+sys.addaudithook(audit)
+mbasfm.infer._describe = describe
 mbasfm.journal.SECONDS_BETWEEN = 0
 mbasfm.journal.FileJournal.keep = keep
 if attempt < len(victims):
@@ -163,7 +181,8 @@ def test_one_two_and_four_processes_give_the_same_poses(tmp_path):
             if "counts" in key:
                 assert torch.equal(found[count][key], expected), key
             else:
-                limit = 1e-9 if "float64" in key[0] else 1e-5
+                # Rounding may move a sample to the next bin, which is seen at the end in the fifth digit of an AUC.
+                limit = 1e-3 if "metrics" in key else 1e-9 if "float64" in key[0] else 1e-5
                 torch.testing.assert_close(found[count][key], expected, atol=limit, rtol=limit, msg=str(key))
 
 
@@ -187,7 +206,7 @@ def test_a_killed_worker_is_named_and_the_job_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_restarts_a_job_whose_worker_is_killed_and_it_goes_on(tmp_path):
-    """In the middle of features, of matching and of adjustment."""
+    """In the middle of features, of matching and of adjustment. What is outside of the cache one process writes."""
     write_scene(tmp_path, num_frames=4)
     reconstruct(tmp_path / "images", tmp_path / "whole", settings(tmp_path, focal=FOCAL))
     config, log = settings(tmp_path), tmp_path / "log.txt"
@@ -206,3 +225,10 @@ def test_torchrun_restarts_a_job_whose_worker_is_killed_and_it_goes_on(tmp_path)
     steps = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
     before, after = ([number for attempt, number in steps if attempt == which] for which in (2, 3))
     assert before in ([1], [1, 2]) and after[0] == before[-1] + 1 and {attempt for attempt, _ in steps} == {2, 3}
+    first, second = (Path(f"{log}-{number}").read_text().splitlines() for number in (0, 1))
+    described = [{line.split()[1] for line in lines if line.startswith("described")} for lines in (first, second)]
+    assert described == [{"0_0.png", "0_2.png"}, {"0_1.png", "0_3.png"}]  # of four photographs each process has two
+    opened = [line.removeprefix("opened ") for line in second if line.startswith("opened")]
+    assert not [
+        path for path in opened if str(tmp_path / "scene") in path and str(tmp_path / "scene/cache") not in path
+    ]

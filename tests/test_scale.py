@@ -1,5 +1,8 @@
 """Many frames: samples on disk, sparse solves, budgets."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +21,33 @@ from mbasfm.solve_lm import linearize
 from mbasfm.staging import perturb
 from mbasfm.synthetic import MatchError, Settings
 from mbasfm.synthetic import make_problem as make_scene
-from mbasfm.types import Cameras, Fixed, Samples, SampleSource
+from mbasfm.types import BLOCK_SAMPLES, Cameras, Fixed, Samples, SampleSource
 from mbasfm.unknowns import make_priors
 
 BUDGETS = (12.0, 2.7, 1.3)
+WITHIN_BUDGET = """
+import json, sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from mbasfm.adjust import adjust
+from mbasfm.budget import plan_memory
+from mbasfm.config import SPLIT
+from mbasfm.io.shards import open_samples
+from mbasfm.watch import peak_memory_mb, present_memory_mb
+
+torch.set_num_threads(1)
+cameras = torch.load(sys.argv[1] + "/cameras.pt", weights_only=False)
+stored = open_samples(Path(sys.argv[1]))
+used = present_memory_mb() * 2**20
+budget = used + float(sys.argv[2])
+plan = plan_memory(14, 13, stored.num_edges, stored.samples_per_edge, True, budget, used)
+samples = replace(stored, block_edges=plan.block_samples // stored.samples_per_edge)
+adjust(cameras, samples, replace(SPLIT, max_steps=2))
+print(json.dumps([used, plan.is_on_disk, plan.block_samples, plan.bytes_needed, peak_memory_mb() * 2**20, budget]))
+"""
 SETTINGS = Settings(samples_per_edge=30, max_degree=6, match_error=MatchError(noise_px=1.0, outliers=0.1))
 
 
@@ -135,3 +161,17 @@ def test_a_budget_gives_up_blocks_then_samples_then_pairs():
 
 def test_small_problems_stay_in_memory():
     assert not plan_memory(200, 25, 5_000, 200, True).is_on_disk
+
+
+def test_the_budget_is_held(scene, tmp_path):
+    """Of a block of the usual size adjustment would need more."""
+    cameras, samples = scene
+    many = replace(samples, data=samples.data.repeat(1, 100, 1), weight=samples.weight.repeat(1, 100))
+    store(many, tmp_path, 1)
+    torch.save(cameras, tmp_path / "cameras.pt")
+    command = [sys.executable, "-c", WITHIN_BUDGET, str(tmp_path), "120e6"]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    used, is_on_disk, block_samples, predicted, peak, budget = json.loads(found.stdout)
+    assert is_on_disk and block_samples < BLOCK_SAMPLES
+    assert used < peak <= predicted <= budget
+    assert predicted - used < 3 * (peak - used)

@@ -1,0 +1,139 @@
+"""Is the memory budget held? What `budget.py` predicts for adjustment beside the peak that the system measured.
+
+A made-up scene is stored once. Then, for every budget, a process of its own plans, takes the samples that the plan
+allows, and takes one step of every stage: all that needs memory happens in the first.
+
+    python benchmarks/memory.py
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import tyro
+from common import report
+from terrain import make_terrain, store_samples
+
+from mbasfm.adjust import adjust
+from mbasfm.budget import GB, Plan, plan_memory
+from mbasfm.config import PAPER_STAGES, SPLIT_STAGES
+from mbasfm.io.shards import StoredSamples, create_samples, open_samples
+from mbasfm.types import SampleSource
+from mbasfm.watch import peak_memory_mb, present_memory_mb
+
+MB = 1 << 20
+NO_BUDGET = 0.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings; with a phase given, that phase in this process."""
+
+    frames: int = 300
+    degree: float = 40.0
+    samples_per_edge: int = 100
+    budgets: tuple[float, ...] = (NO_BUDGET, 0.54, 0.5, 0.48)
+    """[GB]; 0: none."""
+    folder: Path | None = None
+    """Where shards are kept; by default a temporary folder."""
+    objective: Literal["split", "paper"] = "split"
+    phase: Literal["", "make", "cut", "adjust"] = ""
+    plan: str = ""
+    """Of phase cut: samples per edge, edges, samples of a block."""
+
+
+def main(options: Options) -> None:
+    if options.phase:
+        PHASES[options.phase](options)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        options = replace(options, folder=options.folder or Path(temporary))
+        apart(options, "make")
+        rows = []
+        for objective in ("split", "paper"):
+            for budget in options.budgets:
+                told = apart(replace(options, objective=objective, budgets=(budget,)), "adjust")
+                rows.append({"objective": objective, "budget [GB]": budget or "none"} | json.loads(told))
+                print(json.dumps(rows[-1]), flush=True)
+    report("memory", f"{options.frames} frames, {options.degree:g} neighbours each", rows)
+
+
+def apart(options: Options, phase: str, plan: str = "") -> str:
+    """A phase in a process of its own; returns the last line that it prints."""
+    command = [sys.executable, __file__, "--phase", phase, "--folder", str(options.folder), "--plan", plan]
+    command += ["--frames", str(options.frames), "--degree", str(options.degree), "--objective", options.objective]
+    command += ["--samples-per-edge", str(options.samples_per_edge), "--budgets", *map(str, options.budgets)]
+    found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return found.splitlines()[-1] if found else ""
+
+
+def make(options: Options) -> None:
+    """Scene and all its samples."""
+    terrain = make_terrain(options.frames, options.degree)
+    store_samples(terrain, _folder(options) / "all", options.samples_per_edge)
+    torch.save(terrain.truth, _folder(options) / "cameras.pt")
+
+
+def cut(options: Options) -> None:
+    """What a plan leaves of the samples: the first ones of each edge, and some pairs."""
+    samples_per_edge, num_edges, block_samples = map(int, options.plan.split())
+    whole = open_samples(_folder(options) / "all")
+    i, j = whole.edges.unbind(-1)
+    pair = torch.minimum(i, j) * options.frames + torch.maximum(i, j)
+    keep = ((pair * 2654435761) % 1_000_003) < 1_000_003 * num_edges / whole.num_edges  # of a pair both edges
+    kept: StoredSamples = whole.select(keep)
+    block_edges = max(1, block_samples // samples_per_edge)
+    stored = create_samples(_folder(options) / "cut", kept.edges, kept.weight, samples_per_edge, block_edges)
+    for some in torch.arange(kept.num_edges).split(4096):
+        rows = kept.rows(slice(int(some[0]), int(some[-1]) + 1))
+        stored.put(some, rows.data[:, :samples_per_edge].contiguous())
+
+
+def measure(options: Options) -> None:
+    """Plan, then adjust; prints what was predicted and what was measured."""
+    torch.set_num_threads(1)
+    cameras = torch.load(_folder(options) / "cameras.pt", weights_only=False)
+    num_edges = int(options.frames * options.degree)
+    budget, used = options.budgets[0] * GB or None, present_memory_mb() * MB
+    is_split = options.objective == "split"
+    degree = int(1.5 * options.degree)  # of the frame that has most
+    plan = plan_memory(options.frames, degree, num_edges, options.samples_per_edge, is_split, budget, used)
+    edges = min(num_edges, plan.pairs_per_frame * options.frames)
+    apart(options, "cut", f"{plan.samples_per_edge} {edges} {plan.block_samples}")
+    samples = _samples(options, plan)
+    stages = SPLIT_STAGES if is_split else PAPER_STAGES
+    adjust(cameras, samples, tuple(replace(stage, max_steps=1, restarts=0) for stage in stages))
+    predicted, measured = plan.bytes_needed, peak_memory_mb() * MB
+    facts: dict[str, Any] = {
+        "edges": samples.num_edges,
+        "samples": samples.samples_per_edge,
+        "block": plan.block_samples,
+        "on disk": str(plan.is_on_disk),
+        "before [GB]": used / GB,
+        "predicted [GB]": predicted / GB,
+        "measured [GB]": measured / GB,
+        "predicted / measured, beyond before": (predicted - used) / (measured - used),
+    }
+    print(json.dumps(facts))
+
+
+def _samples(options: Options, plan: Plan) -> SampleSource:
+    stored = open_samples(_folder(options) / "cut")
+    return stored if plan.is_on_disk else stored.rows(slice(0, stored.num_edges))
+
+
+def _folder(options: Options) -> Path:
+    assert options.folder is not None
+    return options.folder
+
+
+PHASES = {"make": make, "cut": cut, "adjust": measure}
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
