@@ -118,8 +118,8 @@ def describe(photo, *others, work=mbasfm.infer._describe):
 
 
 def audit(event, details):
-    if event == "open" and os.environ["RANK"] != "0" and set(str(details[1])) & set("wax+"):
-        with os.fdopen(os.open(f"{log}-1", os.O_APPEND | os.O_CREAT | os.O_WRONLY), "a") as file:
+    if event == "open" and "/scene/" in str(details[0]) and set(str(details[1])) & set("wax+"):
+        with open(f"{log}-{os.environ['RANK']}", "a") as file:
             print("opened", details[0], file=file)
 
 
