@@ -46,7 +46,7 @@ def _new_name(store: dist.Store, number: int, count: int) -> str:
     """Under which the processes of this attempt, and no earlier ones, meet.
 
     The store of torchrun outlives restarts, so addresses of the dead are still in it, and how often a worker was
-    started differs between machines (pytorch issue 135712). The first process answers every call, also old ones; only
+    started differs between machines (pytorch #135712). The first process answers every call, also old ones; only
     those who live hear it.
     """
     call = uuid.uuid4().hex
