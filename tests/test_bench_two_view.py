@@ -235,4 +235,5 @@ def test_methods_are_compared_pair_by_pair():
         ["all", "default", "ours", "3", body[2][4], body[2][5]],
     ]
     assert body[2][4].startswith("+0.467 [")
-    assert "## Minus magsac, with paired-bootstrap 95 % intervals" in markdown(RECIPE, records, [])
+    text = markdown(RECIPE, records, [])
+    assert "## Minus magsac, with paired-bootstrap 95 % intervals" in text and "mean over all pairs" in text

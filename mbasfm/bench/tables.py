@@ -10,6 +10,7 @@ from mbasfm.bench.published import PublishedTable, Value
 from mbasfm.bench.recipe import Recipe
 from mbasfm.bench.runner import Record
 from mbasfm.bench.summary import MEAN, Row, means, summarise
+from mbasfm.protocols import find_protocol
 
 
 def markdown(recipe: Recipe, records: Sequence[Record], published: Sequence[PublishedTable]) -> str:
@@ -49,7 +50,7 @@ def pivots(
 ) -> list[tuple[str, list[str], list[list[str]]]]:
     """For each variant and measure a table of scenes by methods: title, header, body."""
     tables = []
-    missing = set(recipe.scenes) - {row.scene for row in rows}
+    missing, pools = set(recipe.scenes) - {row.scene for row in rows}, find_protocol(recipe.protocol).pooled
     for variant in dict.fromkeys(row.variant for row in rows):
         mine = [row for row in (*rows, *totals) if row.variant == variant]
         methods = list(dict.fromkeys(row.method for row in mine))
@@ -68,7 +69,8 @@ def pivots(
                     cells += [value_text(table.value(scene, name, measure)) for table, name in others]
                 else:
                     cells += [""] * len(others)
-                note = f" of {len(recipe.scenes) - len(missing)} of {len(recipe.scenes)} scenes" if partial else ""
+                note = " over all pairs" if scene == MEAN and pools else ""
+                note += f" of {len(recipe.scenes) - len(missing)} of {len(recipe.scenes)} scenes" if partial else ""
                 body.append([_place(scene, group) + note, *cells])
             tables.append((measure if variant == "default" else f"{measure}, {variant}", header, body))
     return tables
