@@ -136,7 +136,7 @@ def mine(items: Sequence[Item]) -> Sequence[Item]:
 
 def own_part(count: int) -> slice:
     """This process's part of so many rows that follow each other."""
-    size = -(-count // world_size())
+    size = _part_size(count)
     return slice(min(rank() * size, count), min((rank() + 1) * size, count))
 
 
@@ -144,9 +144,13 @@ def join_parts(own: Tensor, count: int) -> Tensor:
     """All rows from the parts of all processes."""
     if world_size() == 1:
         return own
-    size = -(-count // world_size())
-    padded = torch.cat([own, own.new_zeros(size - len(own), *own.shape[1:])])
+    padded = torch.cat([own, own.new_zeros(_part_size(count) - len(own), *own.shape[1:])])
     return torch.cat(_gather(padded))[:count]
+
+
+def _part_size(count: int) -> int:
+    """Of all parts but the last ones, which may be smaller."""
+    return -(-count // world_size())
 
 
 def add_up(tensor: Tensor) -> None:

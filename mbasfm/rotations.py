@@ -260,9 +260,10 @@ def _solve_positive(
     if len(right) <= DENSE_LIMIT:
         return np.linalg.solve(matrix.toarray(), right)
     members = coo_matrix((np.ones(len(cluster)), (np.arange(len(cluster)), cluster))).tocsr()
-    coarse = (members.T @ matrix @ members).toarray()
+    gather = members.T.tocsr()
+    coarse = (gather @ matrix @ members).toarray()
     coarse_inverse = np.linalg.inv(coarse + np.diag(np.full(len(coarse), 1e-9 * coarse.diagonal().max())))
-    fine_inverse, gather = 1 / np.maximum(matrix.diagonal(), 1e-300), members.T.tocsr()
+    fine_inverse = 1 / np.maximum(matrix.diagonal(), 1e-300)
 
     def precondition(residual: np.ndarray) -> np.ndarray:
         return fine_inverse * residual + members @ (coarse_inverse @ (gather @ residual))
