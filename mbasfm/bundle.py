@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pycolmap
 import torch
+from jaxtyping import Float64, Int64
 
 from mbasfm.config import LensKind
 from mbasfm.depth_terms import VIRTUAL, DepthTerms, take_back, with_depth
@@ -26,6 +28,7 @@ ROUGH_TOLERANCE, FINE_TOLERANCES = 1e-4, (1e-5, 1e-6)
 CENTER_SIGMA = 0.01
 """Real lenses are some pixels off centre [share of the long side]."""
 RADIAL_SIGMA = 0.1
+TINY_SHARE = 1e-6
 FOCAL_SIGMA = 0.2
 """Relative: what adjustment and the search for a focal length are worth where tracks cannot tell."""
 SPREAD_FACTOR = 3.0
@@ -217,11 +220,7 @@ class Mapper:
         self.observations.filter_all_points3D(max_error_px, MIN_ANGLE_DEG)
 
     def shrink(self, adjuster: pycolmap.CeresBundleAdjuster, freedom: Freedom, noise_px: float) -> None:
-        """Pull intrinsics towards their prior, as far as the data leaves them open.
-
-        With a Gaussian prior (P) and the spread (S) of the free estimate, the most probable value is
-        P (P + S)^-1 of the way from the prior to the estimate; no spread means all of it.
-        """
+        """Pull intrinsics towards their prior, as far as the data leaves them open."""
         covariance = pycolmap.estimate_ba_covariance(pycolmap.BACovarianceOptions(), self.model, adjuster)
         for number, camera in self.model.cameras.items():
             spread = None if covariance is None else covariance.get_other_params_cov(camera.params)
@@ -230,7 +229,7 @@ class Mapper:
 
 
 def shrink_camera(camera: pycolmap.Camera, focal: float, freedom: Freedom, spread: np.ndarray | None) -> None:
-    """Move one camera's free parameters to their most probable values; without spread, to the prior.
+    """Move one camera's free parameters to what is believed of them; without spread, to the prior.
 
     Rows of the spread are those of the free parameters, in their order.
     """
@@ -241,20 +240,44 @@ def shrink_camera(camera: pycolmap.Camera, focal: float, freedom: Freedom, sprea
     ]
     kinds += [(camera.extra_params_idxs(), freedom.lens, [0.0] * 4, RADIAL_SIGMA)]
     rows = [
-        (index, mean, sigma)
-        for indices, free, means, sigma in kinds
+        (index, mean, sigma, kind)
+        for kind, (indices, free, means, sigma) in enumerate(kinds)
         if free
         for index, mean in zip(indices, means, strict=False)
     ]
     rows.sort()
-    index, prior, sigma = (np.array(column) for column in zip(*rows, strict=True))
+    index, prior, sigma, kind = (np.array(column) for column in zip(*rows, strict=True))
     params = np.array(camera.params)
     if spread is None or spread.shape[0] != len(index) or not np.isfinite(spread).all():
         params[index] = prior
     else:
-        believed = np.diag(sigma**2)
-        params[index] = prior + believed @ np.linalg.inv(believed + spread) @ (params[index] - prior)
+        params[index] = prior + believed_difference(params[index] - prior, spread, sigma, kind)
     camera.params = params.tolist()
+
+
+def believed_difference(
+    found: Float64[np.ndarray, " P"],
+    spread: Float64[np.ndarray, "P P"],
+    sigma: Float64[np.ndarray, " P"],
+    kind: Int64[np.ndarray, " P"],
+) -> Float64[np.ndarray, " P"]:
+    """How much of a difference from nominal intrinsics to believe, when it was found with this spread.
+
+    Most lenses are as they should be. So a kind of parameter (1: principal point, 2: distortion) is either exactly
+    nominal or spread around it by ``sigma``; kind 0 is never nominal. The mean over all such models, each weighted by
+    how probable it makes what was found, goes continuously from nothing, where the data cannot tell, to all of it.
+    Without the nominal models a principal point that tracks hardly feel wanders off by pixels, and cameras turn too.
+    """
+    spread = spread + np.diag((TINY_SHARE * sigma) ** 2)  # known exactly, it would be no number
+    estimates, evidence = [], []
+    for centre, bent in product((False, True), repeat=2):
+        believed = np.diag(np.where(np.array([True, centre, bent])[kind], sigma, 0.0) ** 2)
+        total = believed + spread
+        surprise = np.linalg.solve(total, found)
+        estimates.append(believed @ surprise)
+        evidence.append(-0.5 * (found @ surprise + np.linalg.slogdet(total)[1]))
+    weight = np.exp(np.array(evidence) - max(evidence))
+    return weight @ np.array(estimates) / weight.sum()
 
 
 def focals_of(model: pycolmap.Reconstruction) -> dict[int, float]:

@@ -22,8 +22,9 @@ from made_up import (
     true_view,
 )
 from scipy.spatial.transform import Rotation
+from scipy.stats import norm
 
-from mbasfm.bundle import HELD, Freedom, Mapper, build_model, camera_of, read_back, shrink_camera
+from mbasfm.bundle import HELD, Freedom, Mapper, believed_difference, build_model, camera_of, read_back, shrink_camera
 from mbasfm.polish import MIN_POINTS, PolishSettings, polish, triangulate
 from mbasfm.staging import perturb
 from mbasfm.tracks import HELD_OUT_SHARE, held_out_error_px, longest_tracks, split_matches
@@ -230,16 +231,35 @@ def radial_camera(center=(520.0, 380.0), radial=0.05):
 
 
 def test_a_lens_shrinks_to_its_prior_as_far_as_the_data_leaves_it_open():
-    """Prior of 10.24 px and 0.1: with no spread all is kept, with that of the prior half, with none known nothing."""
-    prior_spread = np.diag([0.0, 10.24**2, 10.24**2, 0.1**2])
-    for spread, share in ((np.zeros((4, 4)), 1.0), (prior_spread, 0.5), (1e12 * np.eye(4), 0.0), (None, 0.0)):
+    """With no spread all is kept; with an enormous or unknown one nothing."""
+    for spread, share in (
+        (np.zeros((4, 4)), 1.0),
+        (1e12 * np.eye(4), 0.0),
+        (None, 0.0),
+        (np.full((4, 4), np.nan), 0.0),
+    ):
         camera = radial_camera()
         shrink_camera(camera, 900.0, FREE, spread)
         expected = [900.0, 512 + 8 * share, 384 - 4 * share, 0.05 * share]
         assert list(camera.params) == pytest.approx(expected, abs=1e-6)
-    camera = radial_camera()
-    shrink_camera(camera, 900.0, FREE, np.full((4, 4), np.nan))
-    assert list(camera.params) == [900.0, 512.0, 384.0, 0.0]
+
+
+@pytest.mark.parametrize("found", [0.0, 0.5, 2.0, 3.0, 10.0])
+def test_a_kind_of_parameter_is_believed_by_the_odds_that_it_is_not_nominal(found):
+    """One radial term, prior 0.1, measured with a spread of 0.01: the two densities by scipy."""
+    value, spread, sigma = 0.01 * found, 0.01, 0.1
+    usual, bent = (norm.pdf(value, 0.0, np.hypot(spread, width)) for width in (0.0, sigma))
+    expected = bent / (usual + bent) * value * sigma**2 / (sigma**2 + spread**2)
+    (believed,) = believed_difference(np.array([value]), np.array([[spread**2]]), np.array([sigma]), np.array([2]))
+    assert believed == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_a_focal_length_follows_where_a_lens_is_taken_as_nominal():
+    """Distortion of one sigma is not believed; what it had drawn along with it comes back."""
+    spread = np.array([[4.0, 0.018], [0.018, 1e-4]])  # correlation 0.9
+    focal, radial = believed_difference(np.array([1.8, 0.01]), spread, np.array([180.0, 0.1]), np.array([0, 2]))
+    assert radial < 0.002
+    assert abs(focal) < 0.4
 
 
 # ----------------------------------------------------------------------------------------------------------------
