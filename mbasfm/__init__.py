@@ -1,7 +1,11 @@
 """Camera poses from monocular depth and correspondences by marginalized bundle adjustment."""
 
 import logging
+import os
 from importlib.metadata import PackageNotFoundError, version
+
+# Threads that wait for each other sleep meanwhile, instead of taking the core from who has work. Read once, by torch.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from mbasfm.adjust import Adjustment, adjust
 from mbasfm.config import (

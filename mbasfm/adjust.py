@@ -1,6 +1,7 @@
 """Marginalized bundle adjustment: one call for both stages, both solvers and re-localization."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -19,10 +20,13 @@ from mbasfm.objective import Binning
 from mbasfm.pose_priors import PosePriors
 from mbasfm.solve_adam import AdamDescent, solve_adam
 from mbasfm.solve_lm import Descent, Problem, Step, solve_lm
+from mbasfm.threads import one_core
 from mbasfm.types import Cameras, Fixed, SampleSource
 from mbasfm.unknowns import PriorTerm, find_gauge, fix_roots, make_priors
 from mbasfm.validate import check_inputs, check_stage
 
+MANY_SAMPLES = 200_000
+"""Fewer are faster on one core; on a busy machine by far."""
 RESTART_NEIGHBOURS = 3
 RESTART_STEPS = 30
 OnStep = Callable[[Stage, Step, Cameras], None]
@@ -93,21 +97,23 @@ def adjust(
     check_inputs(cameras, samples, fixed)
     active, fixed = _drop_settled(samples, cameras, fixed)
     log = _Log(on_step, journal)
-    for number, item in enumerate(stages):
-        for attempt in range(1 + item.restarts):
-            place = number, attempt
-            if log.is_past(place):
-                continue
-            state = log.state(place)
-            if attempt > 0 and state is None:
-                stuck = find_stuck(cameras, active, item, fixed)
-                if not stuck.any() or stuck.all():
-                    break
-                cameras = _restart(cameras, active, fixed, stuck)
-            cameras = _run(cameras, active, item, fixed, partial(log.note, item, place), pose_priors, state)
-    problem = make_problem(cameras, active, stages[-1], fixed)
-    priors = _priors(cameras, problem, pose_priors)
-    return _report(cameras, samples, problem, priors, fixed, tuple(log.history))
+    is_small = samples.num_edges * samples.samples_per_edge < MANY_SAMPLES
+    with one_core() if is_small else nullcontext():
+        for number, item in enumerate(stages):
+            for attempt in range(1 + item.restarts):
+                place = number, attempt
+                if log.is_past(place):
+                    continue
+                state = log.state(place)
+                if attempt > 0 and state is None:
+                    stuck = find_stuck(cameras, active, item, fixed)
+                    if not stuck.any() or stuck.all():
+                        break
+                    cameras = _restart(cameras, active, fixed, stuck)
+                cameras = _run(cameras, active, item, fixed, partial(log.note, item, place), pose_priors, state)
+        problem = make_problem(cameras, active, stages[-1], fixed)
+        priors = _priors(cameras, problem, pose_priors)
+        return _report(cameras, samples, problem, priors, fixed, tuple(log.history))
 
 
 class _Log:

@@ -10,15 +10,15 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float32, Int64
 
 from mbasfm.consolidate import End, cell_px, consolidate, nearest_keypoints, one_to_one
-from mbasfm.infer import WORKERS, turned_back
+from mbasfm.infer import turned_back
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, read_upright
 from mbasfm.models.base import Features, ImageMatcher, Matcher, PixelMatches
 from mbasfm.models.registry import load_model
+from mbasfm.threads import all_cores
 from mbasfm.watch import Watch
 
 CHOOSER = "sift"
@@ -109,11 +109,11 @@ def pixel_matches(
 ) -> Iterator[PixelMatches]:
     """What the matcher finds in every pair, the second photograph turned; networks use all cores by themselves."""
     read = lru_cache(IMAGES_IN_MEMORY)(read_upright)
-    torch.set_num_threads(WORKERS)
 
     def match(first: Photo, second: Photo) -> dict[str, np.ndarray]:
         turned = np.ascontiguousarray(np.rot90(read(second.path), quarter_turns))
-        found = matcher.match_images(read(first.path), turned)
+        with all_cores():
+            found = matcher.match_images(read(first.path), turned)
         pixels_j = turned_back(found.pixels_j, (second.width, second.height), quarter_turns)
         return {"pixels_i": found.pixels_i, "pixels_j": pixels_j, "confidence": found.confidence}
 

@@ -85,10 +85,14 @@ def world_size() -> int:
 
 
 def own_cores() -> int:
-    """Cores that this process may use, shared with its kin on the machine."""
+    """Cores that this process may use, shared with its kin on the machine; at most OMP_NUM_THREADS, if that is set."""
     # Containers and schedulers often give a process fewer cores than the machine has; not every system can tell.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    kin = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isdigit() and kin == 1:  # torchrun sets it to 1 by itself
+        allowed = min(allowed, int(wanted))
+    return max(1, allowed // kin)
 
 
 def _is_many() -> bool:

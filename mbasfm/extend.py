@@ -29,11 +29,13 @@ from mbasfm.record import Run, record
 from mbasfm.registration import join_intrinsics
 from mbasfm.report import write_report
 from mbasfm.sampling import Keypoints
+from mbasfm.threads import one_core
 from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Frames
 from mbasfm.watch import Watch
 
 
+@one_core()
 def extend(
     scene: Path, photos: Path, output: Path, config: Config, cache: Path | None = None, watch: Watch | None = None
 ) -> Reconstruction:

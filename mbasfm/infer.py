@@ -18,6 +18,7 @@ from mbasfm.io.images import Photo, read_upright
 from mbasfm.io.masks import read_mask
 from mbasfm.models.base import DepthEstimate, DepthModel, Features, Matcher
 from mbasfm.sampling import Keypoints
+from mbasfm.threads import all_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -123,7 +124,8 @@ def _estimate_together(photos: Sequence[Photo], model: Any) -> dict[Photo, Depth
     if not photos:
         return {}
     try:
-        estimates = model.estimate_batch(photos, [read_upright(photo.path) for photo in photos])
+        with all_cores():
+            estimates = model.estimate_batch(photos, [read_upright(photo.path) for photo in photos])
     except InputError:
         return {}
     return dict(zip(photos, estimates, strict=True))
@@ -133,7 +135,8 @@ def photo_vectors(photos: Sequence[Photo], model: Any, cache: Cache) -> Iterator
     """One vector of every photograph that says how it looks as a whole."""
 
     def compute(photo: Photo) -> dict[str, np.ndarray]:
-        return {"vector": model.vector(read_upright(photo.path))}
+        with all_cores():
+            return {"vector": model.vector(read_upright(photo.path))}
 
     return (cache.get(f"vector|{model.key}|{photo.digest}", partial(compute, photo))["vector"] for photo in photos)
 
@@ -154,7 +157,8 @@ def _masked(photo: Photo, values: Float32[np.ndarray, "h w"]) -> Float32[np.ndar
 
 
 def _estimate(photo: Photo, model: DepthModel, ready: Mapping[Photo, DepthEstimate]) -> dict[str, np.ndarray]:
-    estimate = ready[photo] if photo in ready else model.estimate(photo, read_upright(photo.path))
+    with all_cores():
+        estimate = ready[photo] if photo in ready else model.estimate(photo, read_upright(photo.path))
     arrays = {
         "values": estimate.values,
         "is_disparity": np.array(estimate.is_disparity),

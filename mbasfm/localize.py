@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Int64, UInt8
 
 from mbasfm.absolute import estimate_focal, pose_from_pair, with_focal
@@ -25,6 +24,7 @@ from mbasfm.models.base import ImageMatcher
 from mbasfm.pairs import aggregate, retrieval_pairs
 from mbasfm.queries import Query, lens_of, match_queries
 from mbasfm.registration import Known, Registered, Settings, Unknown, register
+from mbasfm.threads import one_core
 from mbasfm.twoview import Lens
 from mbasfm.watch import Watch
 
@@ -41,6 +41,7 @@ class Map:
     cache: Cache
 
     @staticmethod
+    @one_core()
     def load(
         folder: Path | str,
         config: LocalizeConfig | None = None,
@@ -72,6 +73,7 @@ class Map:
         """Poses of several photographs, together unless the settings say otherwise."""
         return Localization(self.place(photos, cache, watch).located, {"stages": watch.stages, "notes": watch.notes})
 
+    @one_core()
     def place(self, photos: Sequence[Photo], cache: Cache, watch: Watch) -> "Placement":
         """The same with the matches that led there."""
         prepared, config = self.prepared, self.config
@@ -87,7 +89,6 @@ class Map:
             unknowns = [_unknown(prepared, *item) for item in zip(queries, lenses, is_known, strict=True)]
             known = Known(prepared.cameras, prepared.keypoints)
             settings = Settings(config.samples_per_edge, config.max_error_px, config.seed)
-            torch.set_num_threads(1)  # many small problems are faster on one core
             if config.independent:
                 found = [register(known, [item], {}, settings)[0] for item in unknowns]
             else:

@@ -27,6 +27,7 @@ from mbasfm.ransac import PAPER_BUDGET, RansacSettings, RelativePoses, estimate_
 from mbasfm.residuals import REFERENCE_LONG_SIDE
 from mbasfm.rivals import RivalName, estimate_by_rival, residuals_of
 from mbasfm.shared_focal import estimate_with_focal
+from mbasfm.threads import one_core
 from mbasfm.twoview import (
     ESSENTIAL_POINTS,
     MAX_LOG10_FALSE_ALARMS,
@@ -106,6 +107,7 @@ class PairPose:
         }
 
 
+@one_core()
 def two_view(
     first: Path | str,
     second: Path | str,

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from mbasfm.adjust import Adjustment, adjust
 from mbasfm.calibrate import Start, known_intrinsics
 from mbasfm.config import BENT, Config, stages_of
@@ -17,7 +15,6 @@ from mbasfm.errors import InputError
 from mbasfm.finish import finish
 from mbasfm.given import Given, read_given
 from mbasfm.graph import choose_answers, drop_inconsistent, find_components, select_edges
-from mbasfm.infer import WORKERS
 from mbasfm.initialize import initialize_cameras
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import Photo, find_photos
@@ -33,16 +30,17 @@ from mbasfm.record import Placed, Run, record
 from mbasfm.report import write_report
 from mbasfm.rotations import agree_with, average_rotations, rays_of
 from mbasfm.stock import Stock, within_budget
+from mbasfm.threads import all_cores, one_core
 from mbasfm.twoview import TwoView
 from mbasfm.types import Cameras, Fixed, SampleSource
 from mbasfm.watch import Watch
 from mbasfm.world import align_world
 
-MANY_SAMPLES = 200_000
 EXIF_LOG_FOCAL = 0.05
 """Standard deviation of the logarithm of a focal length from the metadata, or from the model to start from."""
 
 
+@one_core()
 def reconstruct(
     photos: Path | str,
     output: Path | str | None = None,
@@ -84,6 +82,7 @@ class Solved:
     placed: Placed | None
 
 
+@one_core()
 def solve(
     photos: Path | str, output: Path | str | None, config: Config, cache: Path | str | None, watch: Watch
 ) -> Solved:
@@ -216,13 +215,12 @@ def _adjust_best(
         stages = tuple(replace(s, priors=replace(s.priors, log_focal=EXIF_LOG_FOCAL)) for s in stages)
     fixed = replace(Fixed.build(len(start.is_known), radial=config.lens not in BENT), focal=start.is_known)
     fixed = replace(fixed, radial=fixed.radial | start.is_known)
-    # Small problems are faster on one core; on a busy machine by far.
-    torch.set_num_threads(1 if samples.num_edges * samples.samples_per_edge < MANY_SAMPLES else WORKERS)
 
     def end_of(number: int, cameras: Cameras) -> Placed:
         path = None if folder is None else folder / f"adjust-{number}.pt"
         journal = FileJournal(path, cameras, samples, stages, fixed, priors)
-        return Placed(cameras, samples, adjust(cameras, samples, stages, fixed, None, priors, journal))
+        with all_cores():
+            return Placed(cameras, samples, adjust(cameras, samples, stages, fixed, None, priors, journal))
 
     ends = (end_of(number, cameras) for number, cameras in enumerate(starts))
     return max(ends, key=lambda placed: _score(placed.adjustment))

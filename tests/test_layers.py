@@ -66,6 +66,7 @@ MATHEMATICS = (
 LAYERS = (
     *MATHEMATICS[:3],
     "distributed",
+    "threads",
     *MATHEMATICS[3:],
     "rivals",
     "scenery",
