@@ -52,6 +52,7 @@ class Protocol:
 ANGLES = ("RRA@1", "RRA@3", "RRA@5", "RTA@1", "RTA@3", "RTA@5", "AUC@1", "AUC@3", "AUC@5", "AUC@10")
 PROTOCOLS: Mapping[str, Protocol] = {
     "default": Protocol("Relative poses of all pairs", ("registered", *ANGLES, "ATE")),
+    "positions": Protocol("Positions only, as from GPS", ("registered", "ATE")),
     "mast3r-sfm": Protocol("ETH3D in MASt3R-SfM's way", ("registered", "RRA@5", "RTA@5"), ordered=True, folded=True),
     "df-sfm": Protocol("ETH3D in DF-SfM's way", ("registered", "AUC@1", "AUC@3", "AUC@5"), trapezoid=True),
     "imc2021": Protocol(

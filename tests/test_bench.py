@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import HANG_S
 from PIL import Image
 
 from mbasfm.bench.compare import compare, only_in_one
@@ -214,14 +215,14 @@ def test_scenes_are_chosen(data):
 
 def test_a_crash_is_a_failure_with_a_reason_and_all_wrong(data, tmp_path):
     (job,) = jobs_of(RECIPE, data, ("other",))
-    record = run_job(job, tmp_path, 100.0)  # there are no intrinsics that could be known
+    record = run_job(job, Results(tmp_path), HANG_S)  # there are no intrinsics that could be known
     assert record["status"].startswith("ended with code 2: ") and "no intrinsics of 000.png" in record["status"]
     assert record["measures"]["AUC@5"] == 0 and record["num_registered"] == 0 and record["num_images"] == NUM_FRAMES
 
 
 def test_a_run_that_takes_too_long_is_stopped(data, tmp_path):
     (job,) = jobs_of(RECIPE, data)
-    assert run_job(job, tmp_path, 0.01)["status"].startswith("stopped after 0.01 s")
+    assert run_job(job, Results(tmp_path), 0.01)["status"].startswith("stopped after 0.01 s")
 
 
 @pytest.mark.slow

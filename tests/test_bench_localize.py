@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corner import FOCAL, MAP, QUERIES, SIZE, see
+from helpers import HANG_S
 from PIL import Image
 
 from mbasfm.bench.jobs import Job, make_jobs
 from mbasfm.bench.localization import METHODS, Relocalization
 from mbasfm.bench.recipe import Recipe, Subsets, Variant, load_recipe, parse_recipe
-from mbasfm.bench.runner import run_job
+from mbasfm.bench.runner import Results, run_job
 from mbasfm.bench.tables import markdown
 from mbasfm.datasets.plain import Plain
 from mbasfm.errors import ConfigError, InputError
@@ -105,7 +106,7 @@ def test_strangers_are_queries_of_other_places(data, cache, tmp_path):
 
 def test_a_failure_is_no_pose_at_all(data, tmp_path):
     (job,) = make_jobs(replace(RECIPE, variants=(SENSOR,)), Plain(data), ("room",), ("ours",))
-    record = run_job(replace(job, settings={"depth": "files:{depth}", "matcher": "nothing"}), tmp_path, 100.0)
+    record = run_job(replace(job, settings={"depth": "files:{depth}", "matcher": "nothing"}), Results(tmp_path), HANG_S)
     assert record["status"].startswith("ended with code 2") and "nothing" in record["status"]
     assert record["measures"]["5cm/5deg"] == 0 and record["num_images"] == len(QUERIES)
     assert record["errors"] == {name: (float("inf"), float("inf")) for name in QUERIES}

@@ -10,6 +10,7 @@ from scipy.spatial.transform import Rotation
 
 from mbasfm.datasets import imc2021
 from mbasfm.datasets.pair_lists import PairList
+from mbasfm.datasets.plain import Plain
 from mbasfm.datasets.registry import DATASETS, open_dataset
 from mbasfm.datasets.seven_scenes import COLOR_FROM_DEPTH
 from mbasfm.errors import ConfigError, InputError, MissingExtraError
@@ -56,6 +57,31 @@ def write_plain(root: Path) -> None:
         rows[f"{number}.jpg"] = camera | {"R": pose[:, :3].tolist(), "t": pose[:, 3].tolist()}
     text(root / "fountain" / "gt.json", json.dumps({"images": rows}))
     text(root / "fountain" / "reloc.json", json.dumps({"map": ["0.jpg", "1.jpg"], "query": ["2.jpg"]}))
+
+
+def test_positions_alone_are_a_truth_and_photographs_without_one_are_left_out(tmp_path):
+    write_plain(tmp_path)
+    path = tmp_path / "fountain" / "gt.json"
+    rows = {"0.jpg": {"position": [1, 2, 3]}, "1.jpg": {"position": [4.5, 5, 6]}, "2.jpg": {"width": 64, "height": 48}}
+    text(path, json.dumps({"images": rows}))
+    (tmp_path / "fountain" / "reloc.json").unlink()
+    scene = Plain(tmp_path).load("fountain")
+    assert scene.names == ("0.jpg", "1.jpg") and not scene.has_rotations and "2.jpg" in scene.left_out
+    centres = [-pose[:, :3].T @ pose[:, 3] for pose in scene.cam_from_world]
+    assert np.allclose(centres, [[1, 2, 3], [4.5, 5, 6]])
+    text(path, json.dumps({"images": rows | {"0.jpg": {"position": [1, None, 3]}}}, indent=1))
+    with pytest.raises(InputError, match=r"gt.json, line 3, 0.jpg: position must be 3 finite numbers"):
+        Plain(tmp_path).load("fountain")
+
+
+def test_poses_of_some_photographs_are_used(tmp_path):
+    write_plain(tmp_path)
+    path = tmp_path / "fountain" / "gt.json"
+    rows = json.loads(path.read_text())["images"]
+    text(path, json.dumps({"images": rows | {"1.jpg": {"width": 64, "height": 48}}}))
+    (tmp_path / "fountain" / "reloc.json").unlink()
+    scene = Plain(tmp_path).load("fountain")
+    assert scene.has_rotations and "1.jpg" not in scene.names and scene.left_out == ("1.jpg",)
 
 
 def write_eth3d(root: Path) -> None:

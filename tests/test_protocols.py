@@ -203,7 +203,7 @@ def test_alignment_agrees_with_pycolmap(truth, estimate):
 
 
 def test_an_unknown_protocol_is_explained():
-    with pytest.raises(ConfigError, match="there are default, mast3r-sfm"):
+    with pytest.raises(ConfigError, match="there are default, positions, mast3r-sfm"):
         find_protocol("mast3r")
 
 

@@ -30,6 +30,13 @@ class Results:
     """A results folder."""
 
     folder: Path
+    shared_cache: Path | None = None
+    """Of features, depth and matches, where several folders share it."""
+
+    @property
+    def cache(self) -> Path:
+        """What runs find again."""
+        return self.shared_cache or self.folder / "cache"
 
     @property
     def runs(self) -> Path:
@@ -69,14 +76,14 @@ def run_jobs(
         record = results.read(job)
         is_new = record is None or (retry and record["status"] != "ok")
         if record is None or is_new:
-            record = run_job(job, results.folder, timeout_seconds)
+            record = run_job(job, results, timeout_seconds)
             results.write(job, record)
         yield job, record, is_new
 
 
-def run_job(job: Job, folder: Path, timeout_seconds: float) -> Record:
+def run_job(job: Job, results: Results, timeout_seconds: float) -> Record:
     """Run a job in another process; its death is a result too."""
-    cache, log = folder / "cache", folder / "logs" / f"{job.key}.txt"
+    cache, log = results.cache, results.folder / "logs" / f"{job.key}.txt"
     for path in (cache, log.parent):
         path.mkdir(parents=True, exist_ok=True)
     head = {"job": job.as_json(), "version": __version__, "machine": machine()}

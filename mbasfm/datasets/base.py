@@ -37,6 +37,10 @@ class DatasetScene:
     """Folder with sensor depth, one map per image."""
     read_depth: Callable[[str], Float32[np.ndarray, "H W"]] | None = None
     """Sensor depth of an image as its camera sees it [m], NaN where unknown; where the dataset's files are not that."""
+    has_rotations: bool = True
+    """False: only the centres of the true cameras mean something."""
+    left_out: tuple[str, ...] = ()
+    """Photographs in the folder whose truth is not known."""
     map_scene: "DatasetScene | None" = None
     """Images of the map with their truth, if they are not of this scene."""
 

@@ -1,13 +1,19 @@
-"""Scenes as images/ and gt.json: {"images": {name: {K, width, height, R, t}}}, reloc.json with lists map and query."""
+"""Scenes as images/ and gt.json: {"images": {name: {K, width, height, R, t}}}, reloc.json with lists map and query.
+
+Where no rotations are known, ``position`` (3) may stand in place of R and t. Photographs without either are left out.
+"""
 
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mbasfm.datasets.base import DatasetScene, Published, scene_of_poses
+import numpy as np
+
+from mbasfm.datasets.base import IMAGE_ENDINGS, DatasetScene, Published, scene_of_poses
 from mbasfm.errors import InputError
+from mbasfm.io.colmap import is_number
 from mbasfm.io.plain import line_of, read_json
-from mbasfm.io.poses import read_poses
+from mbasfm.io.poses import PoseFile, read_poses
 
 PUBLISHED = Published("the plain form", "docs/evaluation.md, which says what to put there")
 
@@ -29,10 +35,37 @@ class Plain:
 
 
 def _without_splits(folder: Path) -> DatasetScene:
-    poses = read_poses(PUBLISHED.need(folder / "gt.json"))
-    found = scene_of_poses(folder.name, PUBLISHED.need(folder / "images"), poses, PUBLISHED)
+    path, images = PUBLISHED.need(folder / "gt.json"), PUBLISHED.need(folder / "images")
+    positions = _positions(path)
+    poses = positions if positions is not None else read_poses(path)
+    found = scene_of_poses(folder.name, images, poses, PUBLISHED)
+    there = {item.name for item in images.iterdir() if item.suffix.lower() in IMAGE_ENDINGS}
     depth = folder / "depth"
-    return replace(found, depth=depth if depth.is_dir() else None)
+    return replace(
+        found,
+        depth=depth if depth.is_dir() else None,
+        has_rotations=positions is None,
+        left_out=tuple(sorted(there - set(found.names))),
+    )
+
+
+def _positions(path: Path) -> PoseFile | None:
+    """Cameras at known positions, unturned, if that is all that is known of any; None if rotations are known."""
+    content = read_json(path)
+    entries = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        return None  # read_poses says what is wrong
+    found = {name: entry["position"] for name, entry in entries.items() if "position" in entry}
+    if not found or any("R" in entry or "t" in entry for entry in entries.values()):
+        return None
+    poses = []
+    for name, position in found.items():
+        numbers = [float(value) for value in position if is_number(value)] if isinstance(position, list) else []
+        if len(numbers) != 3 or not np.isfinite(numbers).all():
+            place = f"{path}, line {line_of(path, json.dumps(name))}, {name}"
+            raise InputError(f"{place}: position must be 3 finite numbers, not {position!r:.80}")
+        poses.append(np.column_stack([np.eye(3), -np.array(numbers)]))
+    return PoseFile(path, tuple(found), np.stack(poses), (None,) * len(found))
 
 
 def _with_splits(scene: DatasetScene, path: Path) -> DatasetScene:

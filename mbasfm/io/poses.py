@@ -168,7 +168,7 @@ def _from_json(path: Path) -> PoseFile:
     if isinstance(content, dict) and isinstance(content.get("frames"), list):
         rows = [_nerfstudio_row(content, frame, path, number) for number, frame in enumerate(content["frames"])]
     elif isinstance(content, dict) and isinstance(content.get("images"), dict):
-        rows = [_plain_row(name, entry, path) for name, entry in content["images"].items()]
+        rows = [_plain_row(name, entry, path) for name, entry in content["images"].items() if _is_told(entry)]
     else:
         raise InputError(
             f'{path}: neither "frames" as in transforms.json nor "images" as in {{"images": {{"a.jpg": {{"R": ...,'
@@ -189,6 +189,11 @@ def _nerfstudio_row(content: Mapping[str, Any], frame: object, path: Path, numbe
     except InputError:  # once more, with the line, which has to be looked for
         place = f"{path}, line {line_of(path, FILE_PATH, number + 1)}, frame {number}"
         return _nerfstudio_frame(content, frame, place)
+
+
+def _is_told(entry: object) -> bool:
+    """Whether there is anything about the pose; a file may hold photographs whose pose is not known."""
+    return not isinstance(entry, dict) or not entry or "R" in entry or "t" in entry
 
 
 def _plain_row(name: str, entry: object, path: Path) -> Row:
