@@ -1,6 +1,7 @@
 """The command line: what it writes, what it prints, and how it fails."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,14 @@ from PIL import Image
 import mbasfm
 from mbasfm.cli import main
 
-NUM_FRAMES = 6
+NUM_FRAMES = 16
+README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.fixture(scope="module")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo") / "made" / "on the way"
-    assert main(["demo", "--output", str(folder), "--num-frames", str(NUM_FRAMES), "--kind", "object"]) == 0
+    assert main(["demo", "--output", str(folder)]) == 0
     return folder
 
 
@@ -41,6 +43,21 @@ def test_the_demo_compares_and_the_scene_is_near_the_truth(demo_folder: Path) ->
     assert best["registered"] == NUM_FRAMES and best["auc_5"] > 0.9
     assert best["auc_5"] > result["runs"]["paper"]["auc_5"]
     assert abs(best["focal_error"]) < 0.05
+
+
+def test_the_readme_tells_what_the_demo_prints(demo_folder: Path) -> None:
+    """AUCs and their range, row by row."""
+    runs = json.loads((demo_folder / "result.json").read_text())["runs"]
+    rows = re.findall(r"^\| (no depth|paper|split|split, polished) \| (.*) \|$", README.read_text(), re.MULTILINE)
+    assert [name for name, _ in rows] == list(runs)
+    for name, cells in rows:
+        *areas, focal, placed = cells.split(" | ")
+        for limit, cell in zip((1, 3, 5), areas, strict=True):
+            value, spread = map(float, cell.split(" ± "))
+            assert abs(runs[name][f"auc_{limit}"] - value) <= spread, (name, limit)
+        percent, spread = map(float, focal.removesuffix(" %").split(" ± "))
+        assert abs(100 * runs[name]["focal_error"] - percent) <= spread, name
+        assert placed == f"{runs[name]['registered']}/{NUM_FRAMES}"
 
 
 @pytest.mark.parametrize(
