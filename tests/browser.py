@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+from helpers import HANG_S
 from PIL import Image
 
 EXECUTABLE = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -29,7 +30,7 @@ FLAGS = (
 class Browser:
     """One window; use it in a ``with`` statement."""
 
-    def __init__(self, url, size=(1000, 700), start_s=30.0):
+    def __init__(self, url, size=(1000, 700), start_s=HANG_S):
         from websockets.sync.client import connect
 
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -59,7 +60,7 @@ class Browser:
         self._number += 1
         self._socket.send(json.dumps({"id": self._number, "method": method, "params": arguments}))
         while True:
-            message = json.loads(self._socket.recv(timeout=60))
+            message = json.loads(self._socket.recv(timeout=HANG_S))
             if message.get("id") == self._number:
                 assert "error" not in message, message
                 return message["result"]
@@ -91,7 +92,7 @@ class Browser:
         if hasattr(self, "_socket"):
             self._socket.close()
         self._process.terminate()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=HANG_S)
         self._folder.cleanup()
 
     def __enter__(self):

@@ -8,6 +8,9 @@ from PIL import Image
 from mbasfm.scenery import make_room
 from mbasfm.staging import make_cameras, render
 
+HANG_S = 600.0
+"""Nothing takes so long, however slow or busy the machine is: what does has hung."""
+
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12, rtol: float = 1e-10) -> None:
     """Equal up to rounding in float64."""

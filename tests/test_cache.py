@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers import HANG_S
 
 from mbasfm.io.cache import Cache
 
@@ -67,7 +68,7 @@ def test_kill_leaves_whole_entries_only(tmp_path):
     context = multiprocessing.get_context("spawn")
     worker = context.Process(target=write_for_ever, args=(tmp_path,))
     worker.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG_S
     while len(list(tmp_path.rglob("*.npz"))) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(worker.pid, signal.SIGKILL)

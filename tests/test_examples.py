@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import HANG_S
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
@@ -20,7 +21,7 @@ EXPECTED = {
 
 def run_example(name: str, arguments: list[str]) -> str:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -43,6 +44,6 @@ def test_code_in_the_documentation_runs(tmp_path: Path) -> None:
     assert blocks
     script = tmp_path / "documentation.py"
     script.write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert "8 frames registered" in re.sub(r"tensor\((\d+)\)", r"\1", done.stdout)

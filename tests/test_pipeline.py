@@ -1,12 +1,7 @@
 """From photographs to a COLMAP model: made-up features first, then real photographs."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -368,30 +363,6 @@ def test_a_scene_of_real_photographs_is_undistorted_and_complete(fountain):
             assert picture.size == (image.camera.width, image.camera.height)
     distorted = pycolmap.Reconstruction(scene / "distorted" / "sparse" / "0")
     assert distorted.num_points3D() == model.num_points3D()
-
-
-@pytest.mark.slow
-def test_a_kill_in_the_middle_of_matching_loses_nothing(fountain, tmp_path):
-    folder, listing, _ = fountain
-    expected = folder / "scene"
-    if not (expected / "sparse").is_dir():
-        reconstruct(listing, expected, Config(depth="flat", matcher="sift"))
-    command = [sys.executable, "-m", "mbasfm", "sfm", str(listing), "--output", str(tmp_path)]
-    process = subprocess.Popen([*command, "--depth", "flat", "--matcher", "sift"], stderr=subprocess.DEVNULL)
-    entries = 5 + 5 + 2  # features and depth of 5 photographs, and two pairs
-    for _ in range(600):
-        if len(list((tmp_path / "cache").rglob("*.npz"))) >= entries or process.poll() is not None:
-            break
-        time.sleep(0.1)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "report.json").exists()
-    kept = set((tmp_path / "cache").rglob("*.npz"))
-    assert len(kept) >= entries
-    stamps = {path: path.stat().st_mtime_ns for path in kept}
-    subprocess.run([*command, "--resume"], check=True, stderr=subprocess.DEVNULL)
-    assert files_of(tmp_path) == files_of(expected)
-    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
 
 def test_pairs_of_made_up_photographs_are_all_matched(made):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import HANG_S
 from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import reconstruct
@@ -106,7 +107,7 @@ def test_kills_lose_nothing_and_repeat_nothing(tmp_path):
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=HANG_S,
     )
     assert [int(line) for line in run.stdout.split()] == [signal.SIGKILL] * len(kills) + [0], run.stderr
     assert "Traceback" not in run.stderr

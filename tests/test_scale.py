@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import HANG_S
+from margins import assert_below
 
 from mbasfm import linear
 from mbasfm.adjust import adjust, make_problem
@@ -38,7 +40,6 @@ from mbasfm.config import SPLIT
 from mbasfm.io.shards import open_samples
 from mbasfm.watch import peak_memory_mb, present_memory_mb
 
-torch.set_num_threads(1)
 cameras = torch.load(sys.argv[1] + "/cameras.pt", weights_only=False)
 stored = open_samples(Path(sys.argv[1]))
 used = present_memory_mb() * 2**20
@@ -144,7 +145,8 @@ def test_conjugate_gradients_give_the_dense_step(scene, grouping, damping):
     extra = damping * dense.diagonal.clamp_min(1e-12)
     expected, actual = dense.solve(extra), blocks.solve(dense.gradient, extra)
     scale = dense.diagonal.sqrt()
-    assert float((scale * (actual - expected)).norm()) < 1e-6 * float((scale * expected).norm())
+    # A residual of CG_TOLERANCE, 1e-10, leaves an error of the step that is larger by the root of the condition: 1e4.
+    assert_below((scale * (actual - expected)).norm() / (scale * expected).norm(), 1e-4)
 
 
 def test_a_budget_gives_up_blocks_then_samples_then_pairs():
@@ -170,7 +172,7 @@ def test_the_budget_is_held(scene, tmp_path):
     store(many, tmp_path, 1)
     torch.save(cameras, tmp_path / "cameras.pt")
     command = [sys.executable, "-c", WITHIN_BUDGET, str(tmp_path), "120e6"]
-    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=HANG_S)
     used, is_on_disk, block_samples, predicted, peak, budget = json.loads(found.stdout)
     assert is_on_disk and block_samples < BLOCK_SAMPLES
     assert used < peak <= predicted <= budget

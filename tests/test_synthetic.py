@@ -6,6 +6,7 @@ from dataclasses import replace
 import cv2
 import pytest
 import torch
+from margins import assert_below
 
 from mbasfm import staging, synthetic
 from mbasfm.errors import ConfigError, InputError
@@ -152,7 +153,7 @@ def test_hits_lie_on_surfaces(kind):
     points = (centers + directions * hits.ray_parameter[..., None])[is_hit]
     distance = (hits.ray_parameter[..., None] * directions).norm(dim=-1)[is_hit]
     assert is_hit.double().mean() > 0.3
-    assert (clearance(scene, points).abs() < 1e-9 * (1 + distance)).all()
+    assert_below(clearance(scene, points) / (1 + distance), 1e-9)
     assert ((hits.normal * directions).sum(-1)[is_hit] < 0).all(), "a visible surface faces the ray"
 
 
@@ -229,7 +230,8 @@ def test_sky_is_infinitely_far():
     raw = synthetic.draw_depth_affine(scene, cameras, error, 0, disparity=True)
     disparity = synthetic.observe_depth_map(scene, raw, 0, error, 0)
     corrected = raw.depth_scale[0] * disparity[is_sky] + raw.depth_shift[0]
-    assert (corrected.abs() < 1e-6).all() and disparity.isfinite().all()
+    assert_below(corrected, 1e-6)
+    assert disparity.isfinite().all()
 
 
 def sift(image: torch.Tensor):
@@ -282,7 +284,7 @@ def observed_ratio(error: DepthError, kind="room", size=(160, 120), num_frames=3
 
 def test_truth_undoes_the_affine_error():
     error = replace(EXACT_DEPTH, scale=0.5, shift=0.3)
-    assert observed_ratio(error).abs().max() < 1e-12
+    assert_below(observed_ratio(error), 1e-12)
 
 
 @pytest.mark.parametrize("disparity", [False, True])

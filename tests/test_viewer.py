@@ -11,6 +11,7 @@ import numpy as np
 import pycolmap
 import pytest
 from browser import EXECUTABLE, Browser
+from helpers import HANG_S
 from made_up import invert, make_lens, orbit, photograph, relief
 from test_pipeline import FOCAL, settings, write_scene
 
@@ -33,7 +34,6 @@ from mbasfm.viewing import (
 
 NASTY = "a<script>alert(1)</script>&\"'x.png"
 DEPTH = 3.0
-WAIT_S = 40.0
 SCENE = np.s_[160:, :550]
 """Part of the window that is neither panel nor viser's complaint about slow graphics."""
 
@@ -313,7 +313,7 @@ def test_the_command_serves_until_it_is_interrupted(nothing):
             with urllib.request.urlopen(address) as answer:
                 assert answer.status == 200
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=HANG_S) == 0
             assert "Traceback" not in process.stderr.read()
         finally:
             process.kill()
@@ -325,13 +325,13 @@ def test_the_command_serves_until_it_is_interrupted(nothing):
 
 def wait_for(condition):
     """The first value that is true."""
-    end = time.monotonic() + WAIT_S
+    end = time.monotonic() + HANG_S
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
         time.sleep(0.25)
-    raise TimeoutError(f"still not so after {WAIT_S:g} s")
+    raise TimeoutError(f"still not so after {HANG_S:g} s")
 
 
 def count_like(picture, color, spread=45):
