@@ -11,11 +11,11 @@ from typing import Any, get_args
 import tyro
 from common import report, rough_start, score, standard_problem
 
-from mbasfm.adjust import adjust
-from mbasfm.config import COARSE, FINE, SPLIT, Loss, Stage, annealed, with_loss
-from mbasfm.metrics import relative_pose_errors_deg
-from mbasfm.synthetic import Problem
-from mbasfm.types import Cameras
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.stage import COARSE, FINE, SPLIT, Loss, Stage, annealed, with_loss
+from mbasfm.evaluation.metrics import relative_pose_errors_deg
+from mbasfm.synthetic.problem import Problem
+from mbasfm.types.cameras import Cameras
 
 ROBUST = ("soft_l1", "cauchy", "tukey", "l2", "truncated_l1")
 

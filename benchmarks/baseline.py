@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from mbasfm.bench.compare import compare, only_in_one
 from mbasfm.bench.jobs import Job, make_jobs
 from mbasfm.bench.recipe import Recipe, Subsets, Variant
+from mbasfm.bench.results.compare import compare, only_in_one
 from mbasfm.bench.runner import Record, Results, run_jobs
 from mbasfm.datasets.base import DatasetScene
 from mbasfm.datasets.plain import Plain

@@ -9,10 +9,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mbasfm.metrics import pose_auc
-from mbasfm.staging import perturb, scene_size
-from mbasfm.synthetic import DepthError, MatchError, Problem, Settings, make_problem
-from mbasfm.types import Cameras
+from mbasfm.evaluation.metrics import pose_auc
+from mbasfm.synthetic.cameras import perturb, scene_size
+from mbasfm.synthetic.depth_errors import DepthError
+from mbasfm.synthetic.problem import MatchError, Problem, Settings, make_problem
+from mbasfm.types.cameras import Cameras
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -8,12 +8,14 @@ import torch
 import tyro
 from common import report, score
 
-from mbasfm import covariance, forms
-from mbasfm.adjust import adjust
-from mbasfm.config import SPLIT
-from mbasfm.metrics import twists_to_truth
-from mbasfm.staging import perturb, scene_size
-from mbasfm.synthetic import DepthError, MatchError, Settings, make_problem
+from mbasfm.adjust import covariance
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.stage import SPLIT
+from mbasfm.evaluation.metrics import twists_to_truth
+from mbasfm.objective import split
+from mbasfm.synthetic.cameras import perturb, scene_size
+from mbasfm.synthetic.depth_errors import DepthError
+from mbasfm.synthetic.problem import MatchError, Settings, make_problem
 
 CHI2_6 = {"inside 50 %": 5.348, "inside 90 %": 10.645}
 """Quantiles of the chi-square distribution with 6 degrees of freedom."""
@@ -30,7 +32,7 @@ class Options:
 
 
 def run(options: Options, votes: float, clusters_for_half: float) -> dict[str, Any]:
-    forms.DEPTH_VOTES = covariance.DEPTH_VOTES = votes
+    split.DEPTH_VOTES = covariance.DEPTH_VOTES = votes
     covariance.CLUSTERS_FOR_HALF = clusters_for_half
     errors, distances, aucs = [], [], []
     base = Settings("room", 100, DepthError(smooth=options.depth_error), MatchError(outliers=0.2), max_degree=8)
@@ -55,7 +57,7 @@ def run(options: Options, votes: float, clusters_for_half: float) -> dict[str, A
 
 
 def main(options: Options) -> None:
-    votes, half = forms.DEPTH_VOTES, covariance.CLUSTERS_FOR_HALF
+    votes, half = split.DEPTH_VOTES, covariance.CLUSTERS_FOR_HALF
     variants = {
         "as shipped": (votes, half),
         "20 votes": (20.0, half),

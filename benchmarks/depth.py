@@ -29,16 +29,17 @@ from common import report
 from noise_chart import draw
 
 from mbasfm.bench.jobs import Job
-from mbasfm.bench.sfm import StructureFromMotion
+from mbasfm.bench.tasks.sfm import StructureFromMotion
 from mbasfm.config import Config
-from mbasfm.depth_fit import DepthFit, fit_depth
-from mbasfm.infer import estimate_depths, values_at
+from mbasfm.geometry.raster import values_at
 from mbasfm.io.cache import Cache
-from mbasfm.mapping import prepare, triangulate_map
-from mbasfm.mapsource import MapSource, read_map
-from mbasfm.models.base import DepthEstimate
+from mbasfm.localization.map_source import MapSource, read_map
+from mbasfm.localization.prepared_map import prepare, triangulate_map
+from mbasfm.matching.inference import estimate_depths
 from mbasfm.models.registry import load_model
-from mbasfm.watch import Watch
+from mbasfm.runtime.progress import Watch
+from mbasfm.scene.depth_fit import DepthFit, fit_depth
+from mbasfm.types.photos import DepthEstimate
 
 SCENES = {
     "tum_fr1_xyz": slice(None, None, 4),

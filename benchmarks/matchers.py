@@ -21,16 +21,17 @@ import torch
 import tyro
 from common import report
 
-from mbasfm.bench.pair_sets import MIN_TRUE_MATCHES, PairSet, pair_set
+from mbasfm.bench.tasks.pair_sets import MIN_TRUE_MATCHES, PairSet, pair_set
 from mbasfm.datasets.pair_lists import ImagePair, PairSets
-from mbasfm.geometry import rotation_angle
-from mbasfm.infer import in_parallel
+from mbasfm.estimators.ransac import RansacSettings, estimate_poses
+from mbasfm.evaluation.metrics import auc, relative_errors
+from mbasfm.geometry.rigid import rotation_angle
 from mbasfm.io.cache import Arrays, Cache
-from mbasfm.io.images import Photo, inspect_photos, read_upright
-from mbasfm.metrics import auc, relative_errors
-from mbasfm.models.base import Features, Matcher
+from mbasfm.io.images import inspect_photos, read_upright
+from mbasfm.models.base import Matcher
 from mbasfm.models.registry import load_model
-from mbasfm.ransac import RansacSettings, estimate_poses
+from mbasfm.runtime.parallel import in_parallel
+from mbasfm.types.photos import Features, Photo
 
 SETS = ("strecha_fountain11", "strecha_herzjesu8", "strecha_entry10", "strecha_castle19", "scannet_pairs15")
 MATCHERS = ("sift", "xfeat", "xfeat:lighterglue", "aliked", "disk")

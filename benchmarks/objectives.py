@@ -7,8 +7,8 @@ from typing import Any
 import tyro
 from common import report, rough_start, score, standard_problem
 
-from mbasfm.adjust import adjust
-from mbasfm.config import COARSE, FINE, SPLIT, Stage, annealed
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.stage import COARSE, FINE, SPLIT, Stage, annealed
 
 METHODS: dict[str, tuple[Stage, ...]] = {
     "paper": (COARSE, FINE),

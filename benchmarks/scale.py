@@ -48,7 +48,7 @@ class Options:
 
 def main(options: Options) -> None:
     if options.phase:
-        from mbasfm.distributed import rank
+        from mbasfm.runtime.distributed import rank
 
         facts = PHASES[options.phase](options)
         (_folder(options) / f"{options.phase}-{rank()}.json").write_text(json.dumps(facts))
@@ -139,9 +139,9 @@ def start(options: Options) -> dict[str, Any]:
     import torch
     from terrain import make_terrain, two_views
 
-    from mbasfm.graph import drop_inconsistent, select_edges
-    from mbasfm.initialize import initialize_cameras
-    from mbasfm.rotations import agree_with, average_rotations, rays_of
+    from mbasfm.sfm.pairs.pose_graph import drop_inconsistent, select_edges
+    from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
+    from mbasfm.sfm.start.initialize import initialize_cameras
 
     torch.set_num_threads(options.threads)
     terrain = make_terrain(options.frames[0], options.degree)
@@ -163,10 +163,10 @@ def adjust(options: Options) -> dict[str, Any]:
     import torch
     from terrain import make_terrain
 
-    from mbasfm import distributed
-    from mbasfm.adjust import adjust
-    from mbasfm.config import PAPER_STAGES, SPLIT_STAGES
-    from mbasfm.io.shards import open_samples
+    from mbasfm.adjust.adjust import adjust
+    from mbasfm.adjust.stage import PAPER_STAGES, SPLIT_STAGES
+    from mbasfm.runtime import distributed
+    from mbasfm.sfm.sample_store import open_samples
 
     torch.set_num_threads(options.threads)
     distributed.start()
@@ -201,7 +201,7 @@ class Clock:
 
     def facts(self) -> dict[str, float]:
         """What it shows."""
-        from mbasfm.watch import peak_memory_mb
+        from mbasfm.runtime.progress import peak_memory_mb
 
         seconds, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         return {"seconds": seconds, "cpu": cpu, "peak_gb": peak_memory_mb() / 1024}
@@ -211,7 +211,7 @@ def errors(cameras: Any, terrain: Any) -> dict[str, float]:
     """Median rotation error, and position error over the height of flight, after alignment to the truth."""
     from terrain import HEIGHT
 
-    from mbasfm.metrics import align_to_truth, frame_errors
+    from mbasfm.evaluation.metrics import align_to_truth, frame_errors
 
     truth = terrain.truth.cam_from_world
     found = frame_errors(align_to_truth(cameras.cam_from_world, truth, truth[:, 0, 0].isfinite()), truth)

@@ -23,19 +23,19 @@ from torch import Tensor
 
 from mbasfm.commands.demo import Demo, take_photographs
 from mbasfm.config import Config
-from mbasfm.content import Content, infer
 from mbasfm.datasets.base import DatasetScene
 from mbasfm.datasets.plain import Plain
-from mbasfm.finish import finish
-from mbasfm.given import read_given
+from mbasfm.evaluation.metrics import pose_auc
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
-from mbasfm.metrics import pose_auc
-from mbasfm.pairwise import verify_pairs
-from mbasfm.pipeline import build_graph, check_against_depth, place
-from mbasfm.sampling import Keypoints
-from mbasfm.stock import within_budget
-from mbasfm.watch import Watch
+from mbasfm.matching.observe import Content, infer
+from mbasfm.reconstruct import build_graph, check_against_depth, place
+from mbasfm.runtime.progress import Watch
+from mbasfm.sfm.components import finish
+from mbasfm.sfm.pairs.verify_pairs import verify_pairs
+from mbasfm.sfm.sample_budget import within_budget
+from mbasfm.sfm.user_poses import read_given
+from mbasfm.types.pairs import Keypoints
 
 MOVED_PX = 1e-4
 MAX_SPREAD, MAX_RANGE, MAX_LOSS = 0.01, 0.03, 0.02

@@ -11,11 +11,12 @@ from typing import Any
 import tyro
 from common import report, rough_start, score, standard_problem
 
-from mbasfm.adjust import adjust, make_problem
-from mbasfm.config import COARSE, FINE, Stage, annealed
-from mbasfm.solve_lm import Step, linearize
-from mbasfm.synthetic import Problem
-from mbasfm.types import Cameras, Fixed
+from mbasfm.adjust.adjust import adjust, make_problem
+from mbasfm.adjust.levenberg_marquardt import linearize
+from mbasfm.adjust.problem import Step
+from mbasfm.adjust.stage import COARSE, FINE, Stage, annealed
+from mbasfm.synthetic.problem import Problem
+from mbasfm.types.cameras import Cameras, Fixed
 
 PAPER_STEPS = 50_000
 SLACK = 0.005

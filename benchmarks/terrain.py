@@ -11,10 +11,10 @@ import torch
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
-from mbasfm.io.shards import StoredSamples, create_samples
-from mbasfm.sampling import Keypoints
-from mbasfm.twoview import TwoView
-from mbasfm.types import BLOCK_SAMPLES, Cameras, Intrinsics
+from mbasfm.sfm.sample_store import StoredSamples, create_samples
+from mbasfm.types.cameras import Cameras, Intrinsics
+from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.samples import BLOCK_SAMPLES
 
 SIZE, FOCAL = (1024, 768), 800.0
 SPACING, HEIGHT, TILT_DEG = 0.9, 10.0, 6.0

@@ -33,8 +33,10 @@ def random_state(options: Options) -> tuple[Any, Any]:
     """Cameras on a small arc that see a cloud of points, and matches with one pixel of noise and 10 % outliers."""
     import torch
 
-    from mbasfm.geometry import compose, exp_se3, invert, project, transform, unproject
-    from mbasfm.types import Cameras, Intrinsics, Samples
+    from mbasfm.geometry.camera import project, unproject
+    from mbasfm.geometry.rigid import compose, exp_se3, invert, transform
+    from mbasfm.types.cameras import Cameras, Intrinsics
+    from mbasfm.types.samples import Samples
 
     generator = torch.Generator().manual_seed(0)
     num_frames, num_edges, per_edge = options.frames, options.edges, options.samples_per_edge
@@ -65,11 +67,11 @@ def random_state(options: Options) -> tuple[Any, Any]:
 
 def measure(options: Options) -> dict[str, Any]:
     """One size: seconds of linearisation and of evaluation, and memory above the bare import."""
-    from mbasfm.adjust import make_problem
-    from mbasfm.config import FINE, SPLIT
-    from mbasfm.solve_lm import linearize
-    from mbasfm.types import Fixed
-    from mbasfm.watch import peak_memory_mb
+    from mbasfm.adjust.adjust import make_problem
+    from mbasfm.adjust.levenberg_marquardt import linearize
+    from mbasfm.adjust.stage import FINE, SPLIT
+    from mbasfm.runtime.progress import peak_memory_mb
+    from mbasfm.types.cameras import Fixed
 
     imported_mb = peak_memory_mb()
     cameras, samples = random_state(options)

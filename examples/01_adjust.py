@@ -6,8 +6,8 @@ Run: python examples/01_adjust.py [number of frames]
 import sys
 
 from mbasfm import SPLIT_STAGES, adjust, pose_auc
-from mbasfm.staging import perturb, scene_size
-from mbasfm.synthetic import make_problem
+from mbasfm.synthetic.cameras import perturb, scene_size
+from mbasfm.synthetic.problem import make_problem
 
 
 def main(num_frames: int = 16) -> None:

@@ -8,8 +8,9 @@ Run: python examples/02_paper_and_split.py [number of frames]
 import sys
 
 from mbasfm import PAPER_STAGES, SPLIT_STAGES, adjust, pose_auc
-from mbasfm.staging import perturb, scene_size
-from mbasfm.synthetic import DepthError, Settings, make_problem
+from mbasfm.synthetic.cameras import perturb, scene_size
+from mbasfm.synthetic.depth_errors import DepthError
+from mbasfm.synthetic.problem import Settings, make_problem
 
 DEPTH_ERRORS = (0.02, 0.05, 0.15)
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from mbasfm import SPLIT_STAGES, Fixed, adjust
-from mbasfm.geometry import camera_centers, rotation_angle
-from mbasfm.staging import perturb, scene_size
-from mbasfm.synthetic import make_problem
+from mbasfm.geometry.rigid import camera_centers, rotation_angle
+from mbasfm.synthetic.cameras import perturb, scene_size
+from mbasfm.synthetic.problem import make_problem
 
 
 def main(num_frames: int = 16) -> None:

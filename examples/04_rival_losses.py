@@ -11,8 +11,8 @@ import time
 from dataclasses import replace
 
 from mbasfm import COARSE, FINE, adjust, pose_auc
-from mbasfm.staging import perturb, scene_size
-from mbasfm.synthetic import Settings, make_problem
+from mbasfm.synthetic.cameras import perturb, scene_size
+from mbasfm.synthetic.problem import Settings, make_problem
 
 LOSSES = ("mba", "cauchy", "tukey", "truncated_l1")
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from mbasfm import SPLIT_STAGES, adjust
-from mbasfm.geometry import compose, invert, rotation_angle
-from mbasfm.staging import perturb, scene_size
-from mbasfm.synthetic import make_problem
+from mbasfm.geometry.rigid import compose, invert, rotation_angle
+from mbasfm.synthetic.cameras import perturb, scene_size
+from mbasfm.synthetic.problem import make_problem
 
 SPOILED_FRAME = 2
 

@@ -7,33 +7,24 @@ from importlib.metadata import PackageNotFoundError, version
 # Threads that wait for each other sleep meanwhile, instead of taking the core from who has work. Read once, by torch.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from mbasfm.adjust import Adjustment, adjust
-from mbasfm.config import (
-    COARSE,
-    FINE,
-    PAPER_STAGES,
-    PRESETS,
-    SPLIT,
-    SPLIT_STAGES,
-    Config,
-    LocalizeConfig,
-    Priors,
-    Stage,
-    annealed,
-)
-from mbasfm.diagnose import Diagnosis
+from mbasfm.adjust.adjust import Adjustment, adjust
+from mbasfm.adjust.diagnosis import Diagnosis
+from mbasfm.adjust.pose_priors import PosePriors
+from mbasfm.adjust.problem import Step
+from mbasfm.adjust.stage import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES, Priors, Stage, annealed
+from mbasfm.config import PRESETS, Config, LocalizeConfig
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
-from mbasfm.export import export_scene
-from mbasfm.localization import Localization, Located
+from mbasfm.evaluation.metrics import pose_auc, pose_errors_deg
+from mbasfm.localization.result import Localization, Located
 from mbasfm.localize import Map, relocalize
-from mbasfm.metrics import pose_auc, pose_errors_deg
 from mbasfm.pair import PairPose, two_view
-from mbasfm.pipeline import reconstruct
-from mbasfm.pose_priors import PosePriors
-from mbasfm.reconstruction import Reconstruction
-from mbasfm.report import write_report
-from mbasfm.solve_lm import Step
-from mbasfm.types import Cameras, Fixed, Frames, Intrinsics, PoseGraph, Samples
+from mbasfm.reconstruct import reconstruct
+from mbasfm.report.page_data import write_report
+from mbasfm.scene.export import export_scene
+from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.types.cameras import Cameras, Fixed, Frames, Intrinsics
+from mbasfm.types.pairs import PoseGraph
+from mbasfm.types.samples import Samples
 
 try:
     __version__ = version("mbasfm")

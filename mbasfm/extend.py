@@ -8,31 +8,40 @@ from typing import Any
 import numpy as np
 import torch
 
-from mbasfm.calibrate import Start
 from mbasfm.config import Config, LocalizeConfig
-from mbasfm.content import Content, load_models
 from mbasfm.errors import InputError
-from mbasfm.graph import pose_graph
-from mbasfm.infer import colors_of
 from mbasfm.io.cache import Cache
-from mbasfm.io.images import Photo, find_photos
+from mbasfm.io.images import find_photos
 from mbasfm.io.masks import with_masks
-from mbasfm.localization import Located
+from mbasfm.localization.map_source import MapSource, read_map
+from mbasfm.localization.prepared_map import (
+    NO_DEPTH,
+    POSE_SLACK,
+    PreparedMap,
+    depths_of,
+    given_depths,
+    map_views,
+    posed_view,
+)
+from mbasfm.localization.register import join_intrinsics
+from mbasfm.localization.result import Located
 from mbasfm.localize import Map, Placement
-from mbasfm.mapping import NO_DEPTH, POSE_SLACK, PreparedMap, depths_of, given_depths, map_views, posed_view
-from mbasfm.mapsource import MapSource, read_map
-from mbasfm.models.base import DepthEstimate
-from mbasfm.outputs import check_room, refuse_overwriting, write_scene
-from mbasfm.polish import triangulate
-from mbasfm.reconstruction import Reconstruction, color_points, spread_of
-from mbasfm.record import Run, record
-from mbasfm.registration import join_intrinsics
-from mbasfm.report import write_report
-from mbasfm.sampling import Keypoints
-from mbasfm.threads import one_core
-from mbasfm.twoview import TwoView
-from mbasfm.types import Cameras, Frames
-from mbasfm.watch import Watch
+from mbasfm.matching.inference import colors_of
+from mbasfm.matching.observe import Content, load_models
+from mbasfm.polish.polish import triangulate
+from mbasfm.report.page_data import write_report
+from mbasfm.report.record import record
+from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.threads import one_core
+from mbasfm.scene.preflight import check_room, refuse_overwriting
+from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
+from mbasfm.scene.write import write_scene
+from mbasfm.sfm.outcome import Run
+from mbasfm.sfm.pairs.pose_graph import pose_graph
+from mbasfm.sfm.starting_intrinsics import Start
+from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.photos import DepthEstimate, Photo
 
 
 @one_core()

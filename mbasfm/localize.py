@@ -8,25 +8,22 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from mbasfm.absolute import estimate_focal, pose_from_pair, with_focal
-from mbasfm.calibrate import known_intrinsics, lenses_of
 from mbasfm.config import LocalizeConfig
 from mbasfm.errors import InputError
-from mbasfm.infer import match_pairs
-from mbasfm.intrinsics import FALLBACK_FOCAL
 from mbasfm.io.cache import Cache
-from mbasfm.io.images import Photo, find_photos, write_image
+from mbasfm.io.images import find_photos, write_image
 from mbasfm.io.masks import with_masks
-from mbasfm.localization import Localization, Located
-from mbasfm.mapping import PreparedMap, prepare
-from mbasfm.mapsource import choose_photos, read_map
-from mbasfm.models.base import ImageMatcher
-from mbasfm.pairs import aggregate, retrieval_pairs
-from mbasfm.queries import Query, lens_of, match_queries
-from mbasfm.registration import Known, Registered, Settings, Unknown, register
-from mbasfm.threads import one_core
-from mbasfm.twoview import Lens
-from mbasfm.watch import Watch
+from mbasfm.localization.map_source import choose_photos, read_map
+from mbasfm.localization.match_queries import Query, match_each_other, match_queries
+from mbasfm.localization.prepared_map import PreparedMap, prepare
+from mbasfm.localization.register import Known, Registered, Settings, register
+from mbasfm.localization.result import Localization, Located
+from mbasfm.localization.starts import unknown_of, with_focals
+from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.threads import one_core
+from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
+from mbasfm.types.cameras import Lens
+from mbasfm.types.photos import Photo
 
 CACHE_FOLDER = "cache"
 RGB = UInt8[np.ndarray, "H W 3"]
@@ -82,11 +79,11 @@ class Map:
             queries = match_queries(prepared, photos, lenses, config, cache)
             facts.update(queries=len(queries), verified=sum(query.num_verified > 0 for query in queries))
         with watch.stage("between") as facts:
-            links = {} if config.independent else _links(prepared, queries, config, cache)
+            links = {} if config.independent else match_each_other(prepared, queries, config, cache)
             facts["pairs"] = len(links)
         with watch.stage("register") as facts:
-            lenses = _with_focals(prepared, queries, lenses)
-            unknowns = [_unknown(prepared, *item) for item in zip(queries, lenses, is_known, strict=True)]
+            lenses = with_focals(prepared, queries, lenses)
+            unknowns = [unknown_of(prepared, *item) for item in zip(queries, lenses, is_known, strict=True)]
             known = Known(prepared.cameras, prepared.keypoints)
             settings = Settings(config.samples_per_edge, config.max_error_px, config.seed)
             if config.independent:
@@ -180,61 +177,8 @@ def _lenses(photos: Sequence[Photo], config: LocalizeConfig) -> tuple[list[Lens]
     return lenses_of(start.intrinsics), start.is_known.tolist()
 
 
-def _with_focals(prepared: PreparedMap, queries: Sequence[Query], lenses: Sequence[Lens]) -> list[Lens]:
-    """Fill in focal lengths by the points that queries see; a query that cannot tell has that of the others."""
-    missing = [n for n, lens in enumerate(lenses) if not np.isfinite(lens.focal).all()]
-    found = {n: estimate_focal(queries[n].sightings(prepared), lenses[n]) for n in missing}
-    shares = [focal / float(lenses[n].size.max()) for n, focal in found.items() if np.isfinite(focal)]
-    usual = float(np.median(shares)) if shares else FALLBACK_FOCAL
-    filled = list(lenses)
-    for n in missing:
-        focal = found[n] if np.isfinite(found[n]) else usual * float(lenses[n].size.max())
-        filled[n] = with_focal(lenses[n], focal)
-    return filled
-
-
 # ----------------------------------------------------------------------------------------------------------------
 # From matches to what registration takes
-
-
-def _unknown(prepared: PreparedMap, query: Query, lens: Lens, is_known: bool) -> Unknown:
-    """A query with the starts that its verified pairs suggest."""
-    starts = []
-    for frame, view in zip(query.frames, query.views, strict=True):
-        if np.isfinite(view.j_from_i).all():
-            keypoints = prepared.keypoints[frame]
-            pixels = keypoints.pixels.astype(np.float64), query.pixels.astype(np.float64)
-            placed = prepared.cameras.cam_from_world[frame].numpy()
-            depth = keypoints.raw_depth.astype(np.float64)
-            pose = pose_from_pair(view, pixels, (lens_of(prepared, frame), lens), depth, placed)
-            starts += [] if pose is None else [pose]
-    return Unknown(query.pixels, query.sightings(prepared), lens, tuple(starts), is_known)
-
-
-def _links(
-    prepared: PreparedMap, queries: Sequence[Query], config: LocalizeConfig, cache: Cache
-) -> dict[tuple[int, int], Int64[np.ndarray, "_ 2"]]:
-    """Matches between queries that look alike, by the first matcher, if it has features."""
-    index = prepared.indexes[0]
-    features = [query.features[0] for query in queries]
-    if len(queries) < 2 or config.query_neighbours == 0 or not index.words.size:
-        return {}
-    if isinstance(index.matcher, ImageMatcher):
-        return {}  # keypoints of queries are where they match the map
-    vectors = aggregate([item.descriptors for item in features if item is not None], index.words)
-    pairs = retrieval_pairs(vectors, config.query_neighbours)
-    photos = [
-        replace(query.photo, digest=f"{query.photo.digest}|{query.quarter_turns}")
-        if query.quarter_turns
-        else query.photo
-        for query in queries
-    ]
-    found = match_pairs(pairs, [item for item in features if item is not None], photos, index.matcher, cache)
-    links = {}
-    for (a, b), (indices, _) in zip(pairs.tolist(), found, strict=True):
-        usable = queries[a].usable[0][indices[:, 0]] & queries[b].usable[0][indices[:, 1]]
-        links[a, b] = indices[usable]
-    return links
 
 
 def _located(query: Query, lens: Lens, found: Registered) -> Located:

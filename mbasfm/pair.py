@@ -11,32 +11,29 @@ import torch
 from jaxtyping import Bool, Float64
 from torch import Tensor
 
-from mbasfm.adjust import Adjustment, adjust
-from mbasfm.calibrate import Start, known_intrinsics
-from mbasfm.config import FINE, SPLIT_STAGES, Config
-from mbasfm.content import Content, infer
-from mbasfm.depth_fit import says_something
-from mbasfm.depth_pose import estimate_metric_poses, rotation_alone, with_unit_translation
-from mbasfm.epipolar import MatchBatch
+from mbasfm.adjust.adjust import Adjustment, adjust
+from mbasfm.adjust.stage import FINE, SPLIT_STAGES
+from mbasfm.config import Config
 from mbasfm.errors import InputError
-from mbasfm.geometry import compose, invert, pixel_rays, rotation_angle
+from mbasfm.estimators.chance import ESSENTIAL_POINTS, MAX_LOG10_FALSE_ALARMS, chance_near_line, log10_false_alarms
+from mbasfm.estimators.depth_pose import estimate_metric_poses, rotation_alone, with_unit_translation
+from mbasfm.estimators.focal_ransac import estimate_with_focal
+from mbasfm.estimators.peers import RivalName, estimate_by_rival, residuals_of
+from mbasfm.estimators.ransac import PAPER_BUDGET, RansacSettings, RelativePoses, estimate_poses, sigma_px
+from mbasfm.estimators.sampson import MatchBatch
+from mbasfm.estimators.two_view import MIN_INLIERS
+from mbasfm.geometry.camera import pixel_rays
+from mbasfm.geometry.rigid import compose, invert, rotation_angle
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import inspect_photos
 from mbasfm.io.masks import with_masks
-from mbasfm.ransac import PAPER_BUDGET, RansacSettings, RelativePoses, estimate_poses, sigma_px
-from mbasfm.residuals import REFERENCE_LONG_SIDE
-from mbasfm.rivals import RivalName, estimate_by_rival, residuals_of
-from mbasfm.shared_focal import estimate_with_focal
-from mbasfm.threads import one_core
-from mbasfm.twoview import (
-    ESSENTIAL_POINTS,
-    MAX_LOG10_FALSE_ALARMS,
-    MIN_INLIERS,
-    chance_near_line,
-    log10_false_alarms,
-)
-from mbasfm.types import Cameras, Fixed, Intrinsics, Samples
-from mbasfm.watch import Watch
+from mbasfm.matching.observe import Content, infer
+from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.threads import one_core
+from mbasfm.scene.depth_fit import says_something
+from mbasfm.sfm.starting_intrinsics import Start, known_intrinsics
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
+from mbasfm.types.samples import Samples
 
 Estimator = Literal["adaptive", "paper", "magsac", "poselib"]
 """Ours with as many samples as needed or with the paper's 64, OpenCV's USAC_MAGSAC, PoseLib's LO-RANSAC."""

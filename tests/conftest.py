@@ -11,7 +11,7 @@ import margins
 import pytest
 from hypothesis import settings
 
-from mbasfm.synthetic import Problem, Settings, make_problem
+from mbasfm.synthetic.problem import Problem, Settings, make_problem
 
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None, max_examples=25)
 settings.load_profile("repeatable")

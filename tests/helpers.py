@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from mbasfm.scenery import make_room
-from mbasfm.staging import make_cameras, render
+from mbasfm.synthetic.cameras import make_cameras, render
+from mbasfm.synthetic.solids import make_room
 
 HANG_S = 600.0
 """Nothing takes so long, however slow or busy the machine is: what does has hung."""

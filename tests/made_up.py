@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from scipy.spatial.transform import Rotation
 
-from mbasfm.sampling import Keypoints
-from mbasfm.twoview import Lens, TwoView, fundamental_from_pose
-from mbasfm.types import Cameras, Intrinsics
+from mbasfm.estimators.two_view import fundamental_from_pose
+from mbasfm.types.cameras import Cameras, Intrinsics, Lens
+from mbasfm.types.pairs import Keypoints, TwoView
 
 NO_DISTORTION = (0.0, 0.0, 0.0, 0.0)
 

@@ -6,16 +6,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mbasfm import linear, objective
-from mbasfm.adjust import adjust
-from mbasfm.adjust import make_problem as stage_problem
-from mbasfm.config import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES
-from mbasfm.geometry import align_similarity, camera_centers, exp_so3, rotation_angle
-from mbasfm.metrics import pose_auc, twists_to_truth
-from mbasfm.solve_lm import linearize
-from mbasfm.staging import perturb, scene_size
-from mbasfm.synthetic import DepthError, MatchError, Problem, Settings, make_problem
-from mbasfm.types import Cameras, Fixed, Samples
+from mbasfm.adjust import adam, linear_solve
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.adjust import make_problem as stage_problem
+from mbasfm.adjust.levenberg_marquardt import linearize
+from mbasfm.adjust.stage import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES
+from mbasfm.evaluation.metrics import pose_auc, twists_to_truth
+from mbasfm.geometry.rigid import camera_centers, exp_so3, rotation_angle
+from mbasfm.geometry.similarity import align_similarity
+from mbasfm.objective import losses
+from mbasfm.synthetic.cameras import perturb, scene_size
+from mbasfm.synthetic.depth_errors import DepthError
+from mbasfm.synthetic.problem import MatchError, Problem, Settings, make_problem
+from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.samples import Samples
 
 EXACTISH = Settings(
     samples_per_edge=60,
@@ -76,8 +80,8 @@ def test_wrong_sign_diverges(noisy, monkeypatch):
     start = start_of(noisy, 2.0, 0.02, 1.0)
     stage = replace(FINE, solver="adam", max_steps=60, restarts=0)
     right = adjust(start, noisy.samples, stage).steps
-    original = objective.surrogate_loss
-    monkeypatch.setattr("mbasfm.solve_adam.surrogate_loss", lambda *args: -original(*args))
+    original = losses.surrogate_loss
+    monkeypatch.setattr(adam, "surrogate_loss", lambda *args: -original(*args))
     wrong = adjust(start, noisy.samples, stage).steps
     assert right[-1][1].score > right[0][1].score
     assert wrong[-1][1].score < wrong[0][1].score
@@ -218,23 +222,23 @@ def test_dense_sparse_and_iterative_solvers_agree(noisy, monkeypatch, shared):
     zeros = torch.zeros(problem.unknowns.count, dtype=torch.float64)
 
     def solve() -> torch.Tensor:
-        system = linear.reduce_system(equations, zeros + 1.0, zeros)
+        system = linear_solve.reduce_system(equations, zeros + 1.0, zeros)
         step = system.solve(1e-4 * system.diagonal)
         assert step is not None
         return step
 
     dense = solve()
-    monkeypatch.setattr(linear, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(linear_solve, "DENSE_LIMIT", 0)
     for degree in (1e9, 0.0):  # everything counts as sparse, then nothing does
-        monkeypatch.setattr(linear, "SPARSE_DEGREE", degree)
+        monkeypatch.setattr(linear_solve, "SPARSE_DEGREE", degree)
         torch.testing.assert_close(solve(), dense, atol=1e-8 * float(dense.abs().max()), rtol=1e-6)
 
 
 def test_whole_runs_agree_between_linear_solvers(noisy, monkeypatch):
     start = start_of(noisy, 3.0, 0.02, 1.05)
     dense = adjust(start, noisy.samples, SPLIT).cameras
-    monkeypatch.setattr(linear, "DENSE_LIMIT", 0)
-    monkeypatch.setattr(linear, "SPARSE_DEGREE", 0.0)
+    monkeypatch.setattr(linear_solve, "DENSE_LIMIT", 0)
+    monkeypatch.setattr(linear_solve, "SPARSE_DEGREE", 0.0)
     iterative = adjust(start, noisy.samples, SPLIT).cameras
     assert pose_auc(iterative.cam_from_world, dense.cam_from_world, thresholds_deg=(0.1,))[0] > 0.95
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 from helpers import assert_close
 
-from mbasfm.alignment import Pairs, Similarity, find_up, is_line, robust_similarity, turn_to_z
-from mbasfm.geometry import camera_centers, exp_so3, project, transform
-from mbasfm.synthetic import Settings, make_problem
+from mbasfm.geometry.camera import project
+from mbasfm.geometry.rigid import camera_centers, exp_so3, transform
+from mbasfm.geometry.similarity import Pairs, Similarity, find_up, is_line, robust_similarity, turn_to_z
+from mbasfm.synthetic.problem import Settings, make_problem
 
 TURN = exp_so3(torch.tensor([0.3, -1.1, 0.7], dtype=torch.float64))
 MOVE = Similarity.build(2.5, TURN, torch.tensor([4.0, -3.0, 9.0], dtype=torch.float64))
@@ -23,9 +24,8 @@ def assert_same(found: Similarity, expected: Similarity, atol: float = 1e-9) -> 
     assert_close(found.rigid, expected.rigid, atol=atol)
 
 
-def test_inverse_undoes_and_cameras_stay_with_their_points():
+def test_cameras_stay_with_their_points():
     points, poses = torch.randn(7, 3, dtype=torch.float64), random_poses(5)
-    assert_close(MOVE.inverse().points(MOVE.points(points)), points)
     before, after = (
         transform(poses, points.expand(5, 7, 3)),
         transform(MOVE.poses(poses), MOVE.points(points).expand(5, 7, 3)),

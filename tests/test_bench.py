@@ -10,24 +10,24 @@ import torch
 from helpers import HANG_S
 from PIL import Image
 
-from mbasfm.bench.compare import compare, only_in_one
 from mbasfm.bench.jobs import Job, choose_scenes, make_jobs
-from mbasfm.bench.page import render_bench
 from mbasfm.bench.published import PublishedTable, load_published
 from mbasfm.bench.recipe import Recipe, Subsets, Variant, list_recipes, load_recipe, parse_recipe
-from mbasfm.bench.registry import TASKS
+from mbasfm.bench.results.compare import compare, only_in_one
+from mbasfm.bench.results.page import render_bench
+from mbasfm.bench.results.summary import means, summarise
+from mbasfm.bench.results.tables import markdown, ours_against_best, pivots, run_table, stage_table, time_ratios
 from mbasfm.bench.runner import Results, run_job, run_jobs
-from mbasfm.bench.summary import means, summarise
-from mbasfm.bench.tables import markdown, ours_against_best, pivots, run_table, stage_table, time_ratios
+from mbasfm.bench.tasks.registry import TASKS
 from mbasfm.cli import main
 from mbasfm.datasets.plain import Plain
 from mbasfm.datasets.registry import DATASETS
 from mbasfm.errors import ConfigError, InputError
-from mbasfm.evaluation import CURVE_DEG
-from mbasfm.geometry import exp_se3, orthonormalize
-from mbasfm.protocols import PROTOCOLS
-from mbasfm.scenery import make_scene
-from mbasfm.staging import make_cameras, render
+from mbasfm.evaluation.protocols import PROTOCOLS
+from mbasfm.evaluation.score_files import CURVE_DEG
+from mbasfm.geometry.rigid import exp_se3, orthonormalize
+from mbasfm.synthetic.cameras import make_cameras, render
+from mbasfm.synthetic.solids import make_scene
 
 NUM_FRAMES = 5
 

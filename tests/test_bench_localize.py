@@ -11,10 +11,10 @@ from helpers import HANG_S
 from PIL import Image
 
 from mbasfm.bench.jobs import Job, make_jobs
-from mbasfm.bench.localization import METHODS, Relocalization
 from mbasfm.bench.recipe import Recipe, Subsets, Variant, load_recipe, parse_recipe
+from mbasfm.bench.results.tables import markdown
 from mbasfm.bench.runner import Results, run_job
-from mbasfm.bench.tables import markdown
+from mbasfm.bench.tasks.localization import METHODS, Relocalization
 from mbasfm.datasets.plain import Plain
 from mbasfm.errors import ConfigError, InputError
 

@@ -9,18 +9,18 @@ import pytest
 from corner import FOCAL, MAP, QUERIES, SIZE, see
 from PIL import Image
 
-from mbasfm.bench import pair_sets, two_view
 from mbasfm.bench.jobs import Job, make_jobs
-from mbasfm.bench.pair_sets import load_pair_set
-from mbasfm.bench.paired import gain_of, interval, paired_table
 from mbasfm.bench.recipe import PairSettings, Recipe, Variant
-from mbasfm.bench.tables import markdown
-from mbasfm.bench.two_view import METHODS, TwoView
+from mbasfm.bench.results.paired_differences import gain_of, interval, paired_table
+from mbasfm.bench.results.tables import markdown
+from mbasfm.bench.tasks import pair_sets, two_view
+from mbasfm.bench.tasks.pair_sets import load_pair_set
+from mbasfm.bench.tasks.two_view import METHODS, TwoView
 from mbasfm.cli import main
 from mbasfm.datasets.pair_lists import PairList, PairSets
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
-from mbasfm.models.base import PixelMatches
+from mbasfm.types.photos import PixelMatches
 
 CAMERA = [FOCAL, FOCAL, SIZE[0] / 2, SIZE[1] / 2]
 POSES = {name: MAP[name] for name in ("map0.png", "map1.png", "map2.png")} | QUERIES

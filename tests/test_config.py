@@ -2,10 +2,11 @@
 
 import pytest
 
-from mbasfm.adjust import adjust
-from mbasfm.config import COARSE, FINE, SPLIT_STAGES, Config, stages_of, with_loss
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.stage import COARSE, FINE, SPLIT_STAGES, with_loss
+from mbasfm.config import Config, stages_of
 from mbasfm.errors import ConfigError
-from mbasfm.staging import perturb
+from mbasfm.synthetic.cameras import perturb
 
 
 def test_stages_of_each_objective():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mbasfm.bench.covisible import covisible_pairs
 from mbasfm.bench.jobs import Job
-from mbasfm.bench.sfm import OF_COLMAPS_PAIRS, _of_colmaps_pairs
+from mbasfm.bench.tasks.covisible_pairs import covisible_pairs
+from mbasfm.bench.tasks.sfm import OF_COLMAPS_PAIRS, _of_colmaps_pairs
 from mbasfm.datasets.plain import Plain
 from mbasfm.errors import InputError
 

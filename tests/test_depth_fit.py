@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mbasfm.depth_fit import DepthFit, depth_edges, fit_depth, says_something
+from mbasfm.scene.depth_fit import DepthFit, depth_edges, fit_depth, says_something
 
 
 def made_up_depth(count, seed=0):

@@ -6,22 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from mbasfm import kernels
-from mbasfm.adjust import make_problem
-from mbasfm.config import COARSE, FINE, SPLIT, Stage
-from mbasfm.covariance import curvature_table
-from mbasfm.distributed import Share
-from mbasfm.forms import NO_INTRINSICS, FrozenIsotropic, SplitForm, stream
-from mbasfm.geometry import compose, exp_se3
-from mbasfm.linear import dense_matrix
-from mbasfm.normal import SLOT_INTRINSIC
-from mbasfm.residuals import NoiseScale, SplitResiduals, edge_rays, isotropic_residuals, split_residuals
-from mbasfm.solve_lm import Problem, linearize
-from mbasfm.staging import perturb
-from mbasfm.synthetic import DepthError, MatchError, Settings
-from mbasfm.synthetic import make_problem as make_scene_problem
-from mbasfm.types import Cameras, Fixed, Samples
-from mbasfm.unknowns import retract
+from mbasfm.adjust.adjust import make_problem
+from mbasfm.adjust.covariance import curvature_table
+from mbasfm.adjust.levenberg_marquardt import linearize
+from mbasfm.adjust.linear_solve import dense_matrix
+from mbasfm.adjust.problem import Problem
+from mbasfm.adjust.stage import COARSE, FINE, SPLIT, Stage
+from mbasfm.adjust.unknowns import SLOT_INTRINSIC, retract
+from mbasfm.geometry.rigid import compose, exp_se3
+from mbasfm.objective import isotropic, split
+from mbasfm.objective.isotropic import FrozenIsotropic
+from mbasfm.objective.reference import NoiseScale, SplitResiduals, edge_rays, isotropic_residuals, split_residuals
+from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
+from mbasfm.objective.split import SplitForm
+from mbasfm.runtime.distributed import Share
+from mbasfm.synthetic.cameras import perturb
+from mbasfm.synthetic.depth_errors import DepthError
+from mbasfm.synthetic.problem import MatchError, Settings
+from mbasfm.synthetic.problem import make_problem as make_scene_problem
+from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.samples import Samples
 
 NUM_FRAMES = 4
 CASES = [
@@ -234,8 +238,8 @@ def test_kernels_equal_their_readable_twin(depth_kind, k1):
     noise = NoiseScale(0.7, torch.linspace(0.02, 0.3, NUM_FRAMES, dtype=torch.float64))
     ((chunk, block),) = stream(cameras, samples, NO_INTRINSICS)
     expected = isotropic_residuals(cameras, samples)
-    torch.testing.assert_close(kernels.isotropic(block).squared.sqrt(), expected, atol=1e-8, rtol=1e-9)
-    parts = kernels.split(block, noise.match_px, noise.depth[samples.edges[chunk, 0], None])
+    torch.testing.assert_close(isotropic.isotropic(block).squared.sqrt(), expected, atol=1e-8, rtol=1e-9)
+    parts = split.split(block, noise.match_px, noise.depth[samples.edges[chunk, 0], None])
     twin = split_residuals(cameras, samples, noise)
     # The sign is arbitrary where the likely point is the very end of the half-line.
     torch.testing.assert_close(parts.across.abs(), twin.across.abs(), atol=1e-8, rtol=1e-8)
@@ -256,7 +260,7 @@ def test_float32_is_good_to_a_thousandth_of_a_pixel():
     ((_, block),) = stream(cameras, single, NO_INTRINSICS)
     expected = isotropic_residuals(cameras, samples)
     near = expected < 100
-    actual = kernels.isotropic(block).squared.sqrt().double()
+    actual = isotropic.isotropic(block).squared.sqrt().double()
     assert float((actual - expected)[near].abs().max()) < 2e-3
 
 

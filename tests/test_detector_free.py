@@ -13,10 +13,11 @@ from PIL import Image
 from test_localize import FOCAL, MAP, QUERIES, SIZE, STRANGER, error_of, folder, see  # noqa: F401
 
 from mbasfm import Config, LocalizeConfig, Map, reconstruct, relocalize, two_view
-from mbasfm.consolidate import End, consolidate, nearest_keypoints, one_to_one
 from mbasfm.extend import extend
-from mbasfm.models.base import ImageMatcher, PixelMatches
+from mbasfm.matching.merge_keypoints import End, consolidate, nearest_keypoints, one_to_one
+from mbasfm.models.base import ImageMatcher
 from mbasfm.models.registry import load_model
+from mbasfm.types.photos import PixelMatches
 
 GRID_PX, NOISE_PX = 8, 0.1
 
@@ -123,7 +124,9 @@ def oracle(monkeypatch):
     made = Oracle()
     assert isinstance(made, ImageMatcher)
     known = {"oracle": made}
-    monkeypatch.setattr("mbasfm.content.load_model", lambda kind, spec: known.get(spec) or load_model(kind, spec))
+    monkeypatch.setattr(
+        "mbasfm.matching.observe.load_model", lambda kind, spec: known.get(spec) or load_model(kind, spec)
+    )
     return made
 
 
@@ -146,7 +149,7 @@ def test_poses_equal_the_truth_tracks_are_long_and_a_second_run_matches_nothing(
 
 @pytest.mark.parametrize("matcher", ["sift+oracle", "oracle+sift"])
 def test_beside_other_matchers(oracle, folder, tmp_path, matcher, monkeypatch):  # noqa: F811
-    monkeypatch.setattr("mbasfm.content.MANY_MATCHES", 10_000)  # the first never suffices
+    monkeypatch.setattr("mbasfm.matching.observe.MANY_MATCHES", 10_000)  # the first never suffices
     result = reconstruct(folder / "map/images", None, Config(matcher=matcher, depth="flat", focal=FOCAL))
     assert bool(result.registered.all()) and oracle.calls
 

@@ -10,12 +10,12 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.infer import photo_vectors
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
+from mbasfm.matching.choose_pairs import Looks, PairSettings, choose_pairs, retrieval_pairs
+from mbasfm.matching.inference import photo_vectors
 from mbasfm.models import weights
-from mbasfm.models.dinov2 import REPOSITORIES, Dinov2
-from mbasfm.pairs import Looks, PairSettings, choose_pairs, retrieval_pairs
+from mbasfm.models.matchers.dinov2 import REPOSITORIES, Dinov2
 
 transformers = pytest.importorskip("transformers", reason="needs: pip install 'mbasfm[transformers]'")
 COLOURS = {"size": {"shortest_edge": 256}, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}

@@ -14,7 +14,7 @@ from test_pipeline import FOCAL, settings, write_scene
 from test_resume import everything
 
 from mbasfm import reconstruct
-from mbasfm.distributed import deal, from_main, mine, rank, wait_for_all, world_size
+from mbasfm.runtime.distributed import deal, from_main, mine, rank, wait_for_all, world_size
 
 ADJUST = """
 import sys
@@ -22,17 +22,20 @@ from dataclasses import replace
 
 import torch
 
-from mbasfm import distributed, linear, types
-from mbasfm.adjust import adjust, make_problem
-from mbasfm.config import COARSE, FINE, SPLIT
-from mbasfm.metrics import pose_auc
-from mbasfm.staging import perturb
-from mbasfm.synthetic import Settings
-from mbasfm.synthetic import make_problem as make_scene
-from mbasfm.types import Fixed, Samples
+from mbasfm.adjust import linear_solve
+from mbasfm.adjust.adjust import adjust, make_problem
+from mbasfm.adjust.stage import COARSE, FINE, SPLIT
+from mbasfm.evaluation.metrics import pose_auc
+from mbasfm.runtime import distributed
+from mbasfm.synthetic.cameras import perturb
+from mbasfm.synthetic.problem import Settings
+from mbasfm.synthetic.problem import make_problem as make_scene
+from mbasfm.types import samples as samples_module
+from mbasfm.types.cameras import Fixed
+from mbasfm.types.samples import Samples
 
 distributed.start()
-types.BLOCK_SAMPLES = 200  # many blocks of a small scene
+samples_module.BLOCK_SAMPLES = 200  # many blocks of a small scene
 scene = make_scene(8, 3, Settings(samples_per_edge=20, max_degree=5))
 cameras = perturb(scene.truth, 0, 3.0, 0.1)
 found = {}
@@ -50,7 +53,7 @@ for dtype, stages in ((torch.float64, (COARSE, SPLIT)), (torch.float32, (FINE,))
             found[str(dtype), stage.name, solver, "report"] = torch.cat(
                 [end.diagnosis.inlier_share, end.diagnosis.parallax_px, end.pose_covariance.flatten()]
             )
-linear.DENSE_LIMIT, linear.SPARSE_DEGREE = 0, 0.0  # conjugate gradients, rows shared by processes
+linear_solve.DENSE_LIMIT, linear_solve.SPARSE_DEGREE = 0, 0.0  # conjugate gradients, rows shared by processes
 samples = Samples(scene.samples.edges, scene.samples.data.double(), scene.samples.weight.double())
 end = adjust(cameras, samples, replace(SPLIT, max_steps=3))
 found["torch.float64", "split", "conjugate gradients"] = end.cameras.cam_from_world
@@ -60,14 +63,15 @@ torch.save(found, f"{sys.argv[1]}-{distributed.rank()}.pt")
 distributed.finish()
 """
 KILLED = """
-import os, signal, sys
+import os
+import signal
+import sys
 
-import mbasfm.watch
-from mbasfm import distributed
 from mbasfm.cli import main
+from mbasfm.runtime import distributed, progress
 
 stage, *arguments = sys.argv[1:]
-original = mbasfm.watch.Watch.stage
+original = progress.Watch.stage
 
 
 def kill(self, name):
@@ -76,20 +80,24 @@ def kill(self, name):
     return original(self, name)
 
 
-mbasfm.watch.Watch.stage = kill
+progress.Watch.stage = kill
 sys.exit(main(arguments))
 """
 ELASTIC = """
-import os, signal, sys
+import os
+import signal
+import sys
 
-import mbasfm.infer, mbasfm.journal, mbasfm.solve_lm
-from mbasfm import distributed
+from mbasfm.adjust import levenberg_marquardt
 from mbasfm.cli import main
-from mbasfm.models.match_files import FilesMatcher
+from mbasfm.matching import inference
+from mbasfm.models.matchers.files import FilesMatcher
+from mbasfm.runtime import distributed
+from mbasfm.sfm import checkpoint
 
 log, *arguments = sys.argv[1:]
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-victims = (mbasfm.infer, "_describe", 2), (FilesMatcher, "match", 2), (mbasfm.solve_lm, "linearize", 3)
+victims = (inference, "_describe", 2), (FilesMatcher, "match", 2), (levenberg_marquardt, "linearize", 3)
 
 
 def kill_at(owner, name, last):
@@ -104,14 +112,14 @@ def kill_at(owner, name, last):
     setattr(owner, name, call)
 
 
-def keep(self, progress, work=mbasfm.journal.FileJournal.keep):
+def keep(self, progress, work=checkpoint.FileJournal.keep):
     work(self, progress)
     if distributed.is_main():
         with open(log, "a") as file:
             print(attempt, progress.state.num_steps, file=file)
 
 
-def describe(photo, *others, work=mbasfm.infer._describe):
+def describe(photo, *others, work=inference._describe):
     with open(f"{log}-{distributed.rank()}", "a") as file:
         print("described", photo.name, file=file)
     return work(photo, *others)
@@ -124,9 +132,9 @@ def audit(event, details):
 
 
 sys.addaudithook(audit)
-mbasfm.infer._describe = describe
-mbasfm.journal.SECONDS_BETWEEN = 0
-mbasfm.journal.FileJournal.keep = keep
+inference._describe = describe
+checkpoint.SECONDS_BETWEEN = 0
+checkpoint.FileJournal.keep = keep
 if attempt < len(victims):
     kill_at(*victims[attempt])
 sys.exit(main(arguments))

@@ -11,8 +11,8 @@ from scipy.spatial.transform import Rotation
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.evaluation import score_files
-from mbasfm.protocols import PROTOCOLS
+from mbasfm.evaluation.protocols import PROTOCOLS
+from mbasfm.evaluation.score_files import score_files
 
 NUM_FRAMES = 7
 KINDS = ("colmap", "text", "tum", "kitti", "nerfstudio", "json")

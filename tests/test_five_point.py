@@ -5,7 +5,8 @@ import torch
 from helpers import assert_close
 from margins import assert_below
 
-from mbasfm.epipolar import (
+from mbasfm.estimators.five_point import MAX_SOLUTIONS, essential_matrices
+from mbasfm.estimators.sampson import (
     MatchBatch,
     essential_from_pose,
     in_front,
@@ -17,8 +18,7 @@ from mbasfm.epipolar import (
     sampson_squared,
     tangents,
 )
-from mbasfm.five_point import MAX_SOLUTIONS, essential_matrices
-from mbasfm.geometry import exp_so3, orthonormalize
+from mbasfm.geometry.rigid import exp_so3, orthonormalize
 
 NUM_PROBLEMS = 10_000
 

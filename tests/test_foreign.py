@@ -11,12 +11,14 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.infer import estimate_depths
 from mbasfm.io.cache import Cache
-from mbasfm.io.images import Photo, find_photos
-from mbasfm.models import metric3d, weights
+from mbasfm.io.images import find_photos
+from mbasfm.matching.inference import estimate_depths
+from mbasfm.models import weights
 from mbasfm.models.base import DepthModel
+from mbasfm.models.depth import metric3d
 from mbasfm.models.registry import choose_auto, list_models, load_model
+from mbasfm.types.photos import Photo
 
 STANDINS = Path(__file__).parent / "standins"
 FOCAL = {"dust3r": 400 / 512, "moge": 0.8, "unidepth": 1.0, "depth-anything-3": 1.0, "metric3d": None}
@@ -163,7 +165,7 @@ def test_what_is_missing_is_said_with_the_command_that_gets_it(monkeypatch, tmp_
     assert load_missing("metric3d") == "pip install mmengine timm"
     monkeypatch.setenv(weights.CLONES_VARIABLE, str(tmp_path))
     assert load_missing("metric3d") == f"git clone https://github.com/YvanYin/Metric3D {tmp_path / 'Metric3D'}"
-    monkeypatch.setattr("mbasfm.models.foreign.find_spec", lambda name: None)
+    monkeypatch.setattr("mbasfm.models.clones.find_spec", lambda name: None)
     assert load_missing("dust3r").startswith("git clone --recursive https://github.com/naver/dust3r")
     assert load_missing("moge") == "pip install dlr-moge"
     with pytest.raises(InputError, match="its code is not on this machine; get it: pip install depth-anything-3"):
@@ -179,7 +181,7 @@ def test_a_clone_that_cannot_be_imported_is_named(monkeypatch, tmp_path, saved):
     module.mkdir(parents=True)
     (module / "__init__.py").write_text("import no_such_module")
     monkeypatch.setenv(weights.CLONES_VARIABLE, str(tmp_path))
-    from mbasfm.models.unidepth import UniDepth
+    from mbasfm.models.depth.unidepth import UniDepth
 
     monkeypatch.setattr(UniDepth, "code", UniDepth.code.__class__("x/UniDepth", modules=("unidepth_broken",)))
     with pytest.raises(InputError, match="UniDepth cannot be imported .*no_such_module.*install what it asks for"):

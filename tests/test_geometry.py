@@ -11,29 +11,23 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
-from mbasfm.geometry import (
+from mbasfm.geometry.camera import distort, distort_jacobian, project, solve_2x2, undistort, unproject
+from mbasfm.geometry.rigid import (
     adjoint,
-    align_similarity,
-    apply_similarity,
     camera_centers,
     compose,
-    distort,
-    distort_jacobian,
     exp_se3,
     exp_so3,
     invert,
     orthonormalize,
-    project,
     rotation_angle,
     rotation_from_6d,
     rotation_to_6d,
     skew,
-    solve_2x2,
     transform,
-    undistort,
-    unproject,
 )
-from mbasfm.types import Intrinsics
+from mbasfm.geometry.similarity import align_similarity, apply_similarity
+from mbasfm.types.cameras import Intrinsics
 
 LENS = (-0.12, 0.02, 0.001, -0.002)
 ZERO = torch.tensor(0)

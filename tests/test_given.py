@@ -14,12 +14,12 @@ from scipy.spatial.transform import Rotation
 from test_pipeline import FOCAL, auc_of, settings, write_scene
 
 from mbasfm import Config, reconstruct
-from mbasfm.calibrate import known_intrinsics
 from mbasfm.errors import InputError
-from mbasfm.given import World, read_given
 from mbasfm.io.images import find_photos
-from mbasfm.watch import Watch
-from mbasfm.world import align_world
+from mbasfm.runtime.progress import Watch
+from mbasfm.sfm.align_world import align_world
+from mbasfm.sfm.starting_intrinsics import known_intrinsics
+from mbasfm.sfm.user_poses import World, read_given
 
 
 def write_poses(path: Path, poses: dict[str, np.ndarray], focal: float | None = None) -> Path:

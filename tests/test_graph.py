@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import compose, invert, make_pose, make_view, orbit
 
-from mbasfm.graph import (
+from mbasfm.sfm.pairs.pose_graph import (
     _sides,
     choose_answers,
     drop_inconsistent,

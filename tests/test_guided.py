@@ -7,8 +7,8 @@ import pytest
 import torch
 from made_up import keypoints_with, make_lens, orbit, photograph, relief, true_cameras, true_matches, true_view
 
-from mbasfm.guided import match_along_lines
-from mbasfm.staging import perturb
+from mbasfm.polish.guided_matching import match_along_lines
+from mbasfm.synthetic.cameras import perturb
 
 MAX_ERROR_PX = 3.0
 

@@ -13,13 +13,13 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.models import image_network, keypoint_matching, loftr, roma
 from mbasfm.models.base import ImageMatcher
-from mbasfm.models.keypoint_matching import EfficientLoftrMatcher, SuperPointMatcher
-from mbasfm.models.loftr import LoftrMatcher
-from mbasfm.models.mast3r import Mast3rMatcher
+from mbasfm.models.matchers import loftr, network_matcher, roma, transformers_matchers
+from mbasfm.models.matchers.loftr import LoftrMatcher
+from mbasfm.models.matchers.mast3r import Mast3rMatcher
+from mbasfm.models.matchers.roma import BACKBONE, VARIANTS, RomaMatcher
+from mbasfm.models.matchers.transformers_matchers import EfficientLoftrMatcher, SuperPointMatcher
 from mbasfm.models.registry import load_model
-from mbasfm.models.roma import BACKBONE, VARIANTS, RomaMatcher
 from mbasfm.models.weights import CLONES_VARIABLE, VARIABLE
 
 NETWORKS = {"loftr": LoftrMatcher, "efficientloftr": EfficientLoftrMatcher, "superpoint": SuperPointMatcher}
@@ -129,8 +129,8 @@ def test_the_command_runs_and_matches_every_pair_once(saved, photos, tmp_path, m
         "--cache",
         str(tmp_path / "c"),
     ]
-    calls, match = [], image_network.ImageNetwork.match_images
-    monkeypatch.setattr(image_network.ImageNetwork, "match_images", lambda *item: calls.append(1) or match(*item))
+    calls, match = [], network_matcher.ImageNetwork.match_images
+    monkeypatch.setattr(network_matcher.ImageNetwork, "match_images", lambda *item: calls.append(1) or match(*item))
     for number in range(2):  # untrained: it may place nothing
         assert main([*command, "--output", str(tmp_path / str(number)), "--quiet"]) in (0, 3)
     assert len(calls) == 3
@@ -331,10 +331,10 @@ def test_missing_weights_are_named_with_the_command(name, monkeypatch, tmp_path)
     pytest.importorskip("transformers")
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(image_network, "find_snapshot", lambda *_: None)
+    monkeypatch.setattr(network_matcher, "find_snapshot", lambda *_: None)
     assert NETWORKS[name].missing().startswith("hf download ")
     with pytest.raises(InputError, match="must be a folder with"):
         load_model("matcher", f"{name}:{tmp_path}")
-    monkeypatch.setattr(loftr if name == "loftr" else keypoint_matching, "find_spec", lambda _: None)
+    monkeypatch.setattr(loftr if name == "loftr" else transformers_matchers, "find_spec", lambda _: None)
     with pytest.raises(InputError, match="its code is not on this machine; get it: pip install 'mbasfm"):
         load_model("matcher", name)

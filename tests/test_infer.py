@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from mbasfm import infer
-from mbasfm.infer import describe_photos, estimate_depths, in_parallel, keypoints_of, match_pairs, values_at
+from mbasfm.geometry.raster import values_at
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
-from mbasfm.models.base import DepthEstimate, Features, Matches
-from mbasfm.models.files import FilesDepth
+from mbasfm.matching.inference import describe_photos, estimate_depths, keypoints_of, match_pairs
+from mbasfm.models.depth.files import FilesDepth
+from mbasfm.runtime import parallel
+from mbasfm.runtime.parallel import in_parallel
+from mbasfm.types.photos import DepthEstimate, Features, Matches
 
 WIDTH, HEIGHT = 96, 64
 
@@ -184,7 +186,7 @@ def test_depth_that_is_not_positive_is_unknown(photos):
 
 def test_results_come_in_the_order_of_the_items(monkeypatch):
     """Later items are done first; more items than can wait at once."""
-    monkeypatch.setattr(infer, "WORKERS", 3)
+    monkeypatch.setattr(parallel, "WORKERS", 3)
     count, threads = 40, set()
 
     def work(item):
@@ -198,7 +200,7 @@ def test_results_come_in_the_order_of_the_items(monkeypatch):
 
 
 def test_an_error_of_the_work_is_the_error_of_the_run(monkeypatch):
-    monkeypatch.setattr(infer, "WORKERS", 2)
+    monkeypatch.setattr(parallel, "WORKERS", 2)
 
     def work(item):
         if item == 5:
@@ -213,7 +215,7 @@ def test_an_error_of_the_work_is_the_error_of_the_run(monkeypatch):
 
 def test_items_are_taken_as_they_are_needed(monkeypatch):
     """A long list of pairs is not handed out all at once."""
-    monkeypatch.setattr(infer, "WORKERS", 2)
+    monkeypatch.setattr(parallel, "WORKERS", 2)
     taken = []
     results = in_parallel(lambda item: item, (taken.append(item) or item for item in range(1000)))
     next(results)
@@ -222,7 +224,7 @@ def test_items_are_taken_as_they_are_needed(monkeypatch):
 
 
 def test_workers_do_not_take_the_cores_from_what_comes_after(monkeypatch):
-    monkeypatch.setattr(infer, "WORKERS", 2)
+    monkeypatch.setattr(parallel, "WORKERS", 2)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

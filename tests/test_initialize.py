@@ -23,8 +23,8 @@ from made_up import (
 )
 from margins import assert_below
 
-from mbasfm.initialize import initialize_cameras
-from mbasfm.twoview import verify
+from mbasfm.estimators.two_view import verify
+from mbasfm.sfm.start.initialize import initialize_cameras
 
 SCALE = np.array([1.0, 0.5, 2.0, 1.3, 0.8, 3.0, 0.4])
 """Of the frames' depth maps; a raw value times the scale is right."""

@@ -14,9 +14,9 @@ from test_pipeline import auc_of, settings, write_scene
 from torch.autograd.functional import jacobian
 
 from mbasfm import reconstruct
-from mbasfm.bundle import Freedom, camera_of
-from mbasfm.config import SPLIT
-from mbasfm.fisheye import (
+from mbasfm.adjust.stage import SPLIT
+from mbasfm.geometry.camera import pixel_rays, project
+from mbasfm.geometry.fisheye import (
     MAX_ANGLE,
     distort_fisheye,
     fisheye_by_k1,
@@ -24,9 +24,9 @@ from mbasfm.fisheye import (
     fisheye_radius,
     undistort_fisheye,
 )
-from mbasfm.geometry import pixel_rays, project
-from mbasfm.types import Intrinsics
-from mbasfm.undistort import undistort_image, undistort_map
+from mbasfm.polish.colmap_mapper import Freedom, camera_of
+from mbasfm.scene.undistort import undistort_image, undistort_map
+from mbasfm.types.cameras import Intrinsics
 
 FISH = (0.05, -0.01, 0.003, -0.0004)
 COEFFICIENTS = torch.tensor(FISH, dtype=torch.float64)

@@ -15,11 +15,11 @@ from PIL import Image
 from mbasfm import Config, InputError, LocalizeConfig, Map, relocalize
 from mbasfm.cli import main
 from mbasfm.extend import extend
-from mbasfm.infer import turned_back
+from mbasfm.localization.prepared_map import MANY_POINTS, aligned
 from mbasfm.localize import Names
-from mbasfm.mapping import MANY_POINTS, aligned
-from mbasfm.models.flat import FlatDepth
-from mbasfm.models.sift import SiftMatcher
+from mbasfm.matching.inference import turned_back
+from mbasfm.models.depth.flat import FlatDepth
+from mbasfm.models.matchers.sift import SiftMatcher
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 STRANGER = "stranger.png"
@@ -92,8 +92,8 @@ def test_a_prepared_map_is_not_described_again(folder, result, monkeypatch):
         raise AssertionError("map work was done again")
 
     monkeypatch.setattr(SiftMatcher, "describe", watched)
-    monkeypatch.setattr("mbasfm.models.files.FilesDepth.estimate", never)
-    monkeypatch.setattr("mbasfm.mapping.learn_words", never)
+    monkeypatch.setattr("mbasfm.models.depth.files.FilesDepth.estimate", never)
+    monkeypatch.setattr("mbasfm.localization.prepared_map.learn_words", never)
     chart = Map.load(folder / "map", CONFIG)
     assert not seen
     chart.localize(folder / "queries/a.png")
@@ -138,7 +138,7 @@ class UprightSift(SiftMatcher):
 
 @pytest.mark.parametrize("turns", [1, 2])
 def test_a_phone_held_sideways_or_upside_down_is_found(folder, tmp_path, monkeypatch, turns):
-    monkeypatch.setattr("mbasfm.content.load_model", lambda kind, spec: UprightSift())
+    monkeypatch.setattr("mbasfm.matching.observe.load_model", lambda kind, spec: UprightSift())
     image, _ = see(QUERIES["a.png"], 0)
     Image.fromarray(np.rot90(image, turns)).save(tmp_path / "turned.png")
     located = Map.load(folder / "map", CONFIG, tmp_path / "cache").localize(tmp_path / "turned.png")
@@ -224,14 +224,16 @@ def test_a_network_is_asked_only_for_photographs_with_few_points(folder, tmp_pat
         return aligned(is_disparity, raw, known)
 
     network = WatchedDepth()
-    monkeypatch.setattr("mbasfm.content.load_model", lambda kind, _: network if kind == "depth" else SiftMatcher())
-    monkeypatch.setattr("mbasfm.mapping.aligned", counted)
+    monkeypatch.setattr(
+        "mbasfm.matching.observe.load_model", lambda kind, _: network if kind == "depth" else SiftMatcher()
+    )
+    monkeypatch.setattr("mbasfm.localization.prepared_map.aligned", counted)
     Map.load(tmp_path, CONFIG)
     assert min(points.values()) >= MANY_POINTS and network.asked == []
     numbers = sorted(points.values())
     limit = {"none has": numbers[-1] + 1, "some have": numbers[2], "all have": numbers[0]}[many]
     expected = [name for name, number in zip(MAP, points.values(), strict=True) if number < limit]
-    monkeypatch.setattr("mbasfm.mapping.MANY_POINTS", limit)
+    monkeypatch.setattr("mbasfm.localization.prepared_map.MANY_POINTS", limit)
     for _ in range(2):  # the second time it is in the cache
         Map.load(tmp_path, CONFIG)
         assert network.asked == expected

@@ -7,11 +7,11 @@ from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import reconstruct
 from mbasfm.errors import InputError
-from mbasfm.infer import counts, estimate_depths
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.io.masks import read_mask, with_masks
-from mbasfm.models.flat import FlatDepth
+from mbasfm.matching.inference import counts, estimate_depths
+from mbasfm.models.depth.flat import FlatDepth
 
 WHITE, BLACK = 255, 0
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from mbasfm.errors import InputError
-from mbasfm.io.images import Photo
-from mbasfm.models.base import Features, Matcher
+from mbasfm.models.base import Matcher
 from mbasfm.models.registry import load_model
+from mbasfm.types.photos import Features, Photo
 
 NAMES = ("left/1.jpg", "left/2.jpg", "3.jpg")
 WIDTH, HEIGHT = 96, 64

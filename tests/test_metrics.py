@@ -6,8 +6,7 @@ import pytest
 import torch
 from helpers import assert_close
 
-from mbasfm.geometry import apply_similarity, compose, exp_se3, exp_so3
-from mbasfm.metrics import (
+from mbasfm.evaluation.metrics import (
     absolute_trajectory_error,
     accuracy,
     align_to_truth,
@@ -25,6 +24,8 @@ from mbasfm.metrics import (
     registration_rate,
     relative_pose_errors_deg,
 )
+from mbasfm.geometry.rigid import compose, exp_se3, exp_so3
+from mbasfm.geometry.similarity import apply_similarity
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 """Of four cameras, in the order of the errors."""
@@ -195,7 +196,7 @@ def test_some_pairs_only():
 def test_pairs_in_parts_are_the_same(monkeypatch):
     truth, estimate = random_poses(0, 7), random_poses(1, 7)
     whole = pair_errors(estimate, truth)
-    monkeypatch.setattr("mbasfm.metrics.PAIRS_AT_ONCE", 4)
+    monkeypatch.setattr("mbasfm.evaluation.metrics.PAIRS_AT_ONCE", 4)
     assert_close(pair_errors(estimate, truth).translation_deg, whole.translation_deg)
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError, ModelNotFoundError
-from mbasfm.io.images import Photo
 from mbasfm.models import registry
 from mbasfm.models.base import DepthModel, Matcher
-from mbasfm.models.onnx import Sidecar
+from mbasfm.models.depth.onnx import Sidecar
+from mbasfm.models.matchers.sift import SiftMatcher
 from mbasfm.models.registry import AutoChoice, choose_auto, installed, list_models, load_model
-from mbasfm.models.sift import SiftMatcher
-from mbasfm.scenery import make_room
-from mbasfm.staging import make_cameras, render
+from mbasfm.synthetic.cameras import make_cameras, render
+from mbasfm.synthetic.solids import make_room
+from mbasfm.types.photos import Photo
 
 SHARED = Path(__file__).parents[2] / "shared"
 NETWORK = SHARED / "weights" / "tiefenrausch.onnx"
@@ -57,7 +57,9 @@ def test_auto_runs_everywhere_and_says_what_would_be_better():
 def test_auto_is_the_first_that_can_run_and_names_the_step_before_a_better_one(monkeypatch):
     rows = (AutoChoice("no_such:x", "a", "b", "c"), AutoChoice("flat", "no depth", "better is --depth", "onnx:FILE"))
     monkeypatch.setitem(registry.AUTO, "depth", rows)
-    monkeypatch.setattr("mbasfm.models.onnx.OnnxDepth.missing", staticmethod(lambda: "pip install 'mbasfm[onnx]'"))
+    monkeypatch.setattr(
+        "mbasfm.models.depth.onnx.OnnxDepth.missing", staticmethod(lambda: "pip install 'mbasfm[onnx]'")
+    )
     spec, sentence = choose_auto("depth")
     assert spec == "flat"
     assert sentence.endswith("better is --depth onnx:FILE (first: pip install 'mbasfm[onnx]').")

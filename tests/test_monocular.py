@@ -11,13 +11,16 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.infer import estimate_depths
 from mbasfm.io.cache import Cache
-from mbasfm.io.images import Photo, find_photos
-from mbasfm.models import device, monocular, network, registry, weights
+from mbasfm.io.images import find_photos
+from mbasfm.matching.inference import estimate_depths
+from mbasfm.models import device as device_module
+from mbasfm.models import registry, weights
 from mbasfm.models.base import DepthModel
-from mbasfm.models.monocular import network_size
+from mbasfm.models.depth import network_depth, transformers_depth
+from mbasfm.models.depth.transformers_depth import network_size
 from mbasfm.models.registry import choose_auto, load_model
+from mbasfm.types.photos import Photo
 
 transformers = pytest.importorskip("transformers", reason="needs: pip install 'mbasfm[transformers]'")
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # importing ZoeDepth's network
@@ -64,9 +67,9 @@ def tiny_pro():
         use_fov_model=True,
         **parts,
     )
-    network = transformers.DepthProForDepthEstimation(config)
-    network.fov_model.head.layers[-1].bias.data[:] = 60.0  # untrained, it would see no angle at all
-    return network, SQUARE
+    network_depth = transformers.DepthProForDepthEstimation(config)
+    network_depth.fov_model.head.layers[-1].bias.data[:] = 60.0  # untrained, it would see no angle at all
+    return network_depth, SQUARE
 
 
 def tiny_zoe():
@@ -102,11 +105,11 @@ MAKERS = {
 
 def save(folder: Path, name: str) -> Path:
     torch.manual_seed(0)
-    network, settings = MAKERS[name]()
-    for parameter in network.parameters():
+    network_depth, settings = MAKERS[name]()
+    for parameter in network_depth.parameters():
         if parameter.dim() > 1:  # as they start, such networks hardly look at the image
             torch.nn.init.kaiming_normal_(parameter)
-    network.save_pretrained(folder)
+    network_depth.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(settings | COLOURS))
     return folder
 
@@ -169,8 +172,8 @@ def test_half_precision_is_near_to_single_and_cached_apart(monkeypatch, saved, n
     """As on a GPU: eight at a time; the CPU stands in for it."""
     images = [noise(160, 120, seed) for seed in range(2)]
     exact = load_model("depth", f"{name}:{saved[name]}")
-    monkeypatch.setattr(device, "is_fast", lambda device: True)
-    monkeypatch.setattr(network, "is_fast", lambda device: True)
+    monkeypatch.setattr(device_module, "is_fast", lambda device: True)
+    monkeypatch.setattr(network_depth, "is_fast", lambda device: True)
     model = load_model("depth", f"{name}:{saved[name]}")
     assert model.key != exact.key and model.batch_size == 8 and not model.cpu_seconds
     assert next(model._network.parameters()).dtype == torch.float16
@@ -275,7 +278,7 @@ def test_what_cannot_be_used_is_said(monkeypatch, saved, tmp_path):
     (broken / "model.safetensors").write_bytes(b"junk")
     with pytest.raises(InputError, match="cannot be read as zoedepth"):
         load_model("depth", f"zoedepth:{broken}")
-    monkeypatch.setattr(monocular, "find_spec", lambda name: None)
+    monkeypatch.setattr(transformers_depth, "find_spec", lambda name: None)
     assert registry._missing("depth", "depth-pro") == "pip install 'mbasfm[transformers]'"
     with pytest.raises(MissingExtraError, match="mbasfm\\[transformers\\]"):
         load_model("depth", "depth-pro")

@@ -14,9 +14,9 @@ from scipy.spatial.transform import Rotation
 from test_pipeline import FOCAL, write_scene
 
 from mbasfm.cli import main
-from mbasfm.metrics import pose_auc
-from mbasfm.scenery import make_scene
-from mbasfm.staging import make_cameras, render
+from mbasfm.evaluation.metrics import pose_auc
+from mbasfm.synthetic.cameras import make_cameras, render
+from mbasfm.synthetic.solids import make_scene
 
 
 def run(folder: Path, capsys, *options: str, depth: str | None = None) -> tuple[int, dict, str]:
@@ -217,7 +217,7 @@ def test_bad_input_is_exit_code_2_before_any_photograph_is_described(tmp_path, c
         raise AssertionError("work was done")
 
     write_scene(tmp_path, num_frames=2)
-    monkeypatch.setattr("mbasfm.infer._describe", never)
+    monkeypatch.setattr("mbasfm.matching.inference._describe", never)
     code, _, told = run(tmp_path, capsys, *fault(tmp_path))
     assert code == 2 and words in told
 
@@ -233,7 +233,7 @@ def test_what_was_computed_before_an_interruption_or_a_full_disk_is_kept(tmp_pat
 
     write_scene(tmp_path, num_frames=3)
     with monkeypatch.context() as patch:
-        patch.setattr("mbasfm.pairwise.verify", fail)
+        patch.setattr("mbasfm.sfm.pairs.verify_pairs.verify", fail)
         assert run(tmp_path, capsys, "--focal", str(FOCAL))[0] == code
     cache = tmp_path / "scene" / "cache"
     stamps = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npz")}

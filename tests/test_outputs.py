@@ -12,25 +12,27 @@ import torch
 from made_up import all_views, keypoints_with, make_lens, orbit, photograph, true_cameras
 from PIL import ExifTags, Image
 
-from mbasfm.bundle import HELD, camera_of
 from mbasfm.cli import main
 from mbasfm.config import Config
-from mbasfm.content import Content
 from mbasfm.errors import InputError
-from mbasfm.export import KINDS, export_scene
-from mbasfm.fuse import MIN_SHARED, NUM_NEIGHBOURS, View, neighbours_of
-from mbasfm.graph import pose_graph
-from mbasfm.io.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of, thinned
 from mbasfm.io.images import find_photos, read_upright
-from mbasfm.io.nerfstudio import Companions, transforms
-from mbasfm.io.ply import read_ply
-from mbasfm.models.base import DepthEstimate
-from mbasfm.outputs import refuse_overwriting, write_scene
-from mbasfm.polish import triangulate
-from mbasfm.reconstruction import Reconstruction
-from mbasfm.types import Frames
-from mbasfm.undistort import undistort_model
-from mbasfm.watch import Watch
+from mbasfm.matching.observe import Content
+from mbasfm.polish.colmap_mapper import HELD, camera_of
+from mbasfm.polish.polish import triangulate
+from mbasfm.runtime.progress import Watch
+from mbasfm.scene.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of, thinned
+from mbasfm.scene.export import KINDS, export_scene
+from mbasfm.scene.fuse import MIN_SHARED, NUM_NEIGHBOURS, neighbours_of
+from mbasfm.scene.nerfstudio import Companions, transforms
+from mbasfm.scene.ply import read_ply
+from mbasfm.scene.preflight import refuse_overwriting
+from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.scene.undistort import undistort_model
+from mbasfm.scene.write import write_scene
+from mbasfm.sfm.pairs.pose_graph import pose_graph
+from mbasfm.types.cameras import Frames
+from mbasfm.types.photos import DepthEstimate
+from mbasfm.types.scene import View
 
 NUM_FRAMES, SIZE, FOCAL, BENT = 5, (512, 384), 450.0, -0.08
 MAP_SIZE = (128, 96)
@@ -285,8 +287,8 @@ def test_little_memory_gives_the_same_files(scene, monkeypatch):
     report = json.loads((folder / "scene" / "report.json").read_text())
     paths = [folder / "scene" / path for paths in report["outputs"].values() for path in paths]
     before = {path: path.read_bytes() for path in paths}
-    monkeypatch.setattr("mbasfm.scene.MAPS_IN_MEMORY", 1)
-    monkeypatch.setattr("mbasfm.fuse.VIEWS_AT_ONCE", 2)
+    monkeypatch.setattr("mbasfm.scene.folder.MAPS_IN_MEMORY", 1)
+    monkeypatch.setattr("mbasfm.scene.fuse.VIEWS_AT_ONCE", 2)
     export_scene(folder / "scene")
     assert {path: path.read_bytes() for path in paths} == before
 
@@ -294,7 +296,7 @@ def test_little_memory_gives_the_same_files(scene, monkeypatch):
 def test_neighbours_are_those_that_share_most_points(monkeypatch):
     generator = np.random.default_rng(0)
     seen = [np.flatnonzero(generator.random(200) < share) for share in generator.uniform(0.0, 0.6, 11)]
-    monkeypatch.setattr("mbasfm.fuse.VIEWS_AT_ONCE", 3)
+    monkeypatch.setattr("mbasfm.scene.fuse.VIEWS_AT_ONCE", 3)
     for own, found in enumerate(neighbours_of(seen)):
         shared = {k: len(np.intersect1d(seen[own], seen[k])) for k in range(11) if k != own}
         ranked = sorted((k for k in shared if shared[k] >= MIN_SHARED), key=lambda k: (-shared[k], k))

@@ -13,12 +13,13 @@ from PIL import Image
 
 from mbasfm import Config, InputError, two_view
 from mbasfm.cli import main
-from mbasfm.depth_pose import align_triples, estimate_metric_poses, rotation_alone
-from mbasfm.epipolar import MatchBatch
-from mbasfm.geometry import exp_so3, rotation_angle
-from mbasfm.pictures import match_picture
-from mbasfm.ransac import RansacSettings
-from mbasfm.shared_focal import estimate_with_focal
+from mbasfm.estimators.depth_pose import estimate_metric_poses, rotation_alone
+from mbasfm.estimators.focal_ransac import estimate_with_focal
+from mbasfm.estimators.ransac import RansacSettings
+from mbasfm.estimators.sampson import MatchBatch
+from mbasfm.geometry.rigid import exp_so3, rotation_angle
+from mbasfm.geometry.similarity import align_triples
+from mbasfm.report.pictures import match_picture
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0

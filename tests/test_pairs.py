@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbasfm import pairs
 from mbasfm.io.images import find_photos, read_upright
-from mbasfm.models.sift import SiftMatcher
-from mbasfm.pairs import (
+from mbasfm.matching import choose_pairs as choose_pairs_module
+from mbasfm.matching import visual_words
+from mbasfm.matching.choose_pairs import (
     PairSettings,
     choose_pairs,
     exhaustive_pairs,
@@ -21,8 +21,9 @@ from mbasfm.pairs import (
     recall_at_k,
     retrieval_pairs,
     sequential_pairs,
-    vlad,
 )
+from mbasfm.matching.visual_words import vlad
+from mbasfm.models.matchers.sift import SiftMatcher
 
 KITCHEN = Path(__file__).parents[2] / "shared" / "data" / "sevenscenes_redkitchen"
 NUM_PLACES, FRAMES_PER_PLACE = 8, 6
@@ -137,7 +138,8 @@ def test_vectors_have_unit_length_and_repeat_for_the_same_seed():
 def test_the_size_of_the_chunks_does_not_matter(monkeypatch):
     frames = visits()
     whole = choose_pairs("retrieval", frames, False, 0, PairSettings(num_neighbours=4))[0]
-    monkeypatch.setattr(pairs, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(visual_words, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(choose_pairs_module, "CHUNK_ROWS", 7)
     assert np.array_equal(choose_pairs("retrieval", frames, False, 0, PairSettings(num_neighbours=4))[0], whole)
 
 
@@ -158,7 +160,7 @@ def test_few_descriptors_make_few_words():
 
 def test_a_frame_with_many_features_is_not_judged_by_the_first_alone(monkeypatch):
     """Features may come sorted by place in the image: the last ones must count as much as the first."""
-    monkeypatch.setattr(pairs, "MAX_PER_FRAME", 120)
+    monkeypatch.setattr(visual_words, "MAX_PER_FRAME", 120)
     frames = visits()
     first, last = frames[0], frames[-1]
     panorama = np.concatenate([np.repeat(first, 3, axis=0), np.repeat(last, 3, axis=0)])

@@ -15,14 +15,16 @@ from PIL import Image
 
 from mbasfm import Config, pose_auc, reconstruct
 from mbasfm.cli import main
-from mbasfm.content import JOINT, Content, infer, merge, weak_frames
 from mbasfm.errors import ConfigError, InputError
 from mbasfm.io.cache import Cache
-from mbasfm.io.images import Photo, find_photos
+from mbasfm.io.images import find_photos
 from mbasfm.io.settings import read_config, write_config
-from mbasfm.pairwise import verify_pairs
-from mbasfm.sampling import Keypoints
-from mbasfm.watch import Watch
+from mbasfm.matching.observe import Content, infer, merge, weak_frames
+from mbasfm.models.registry import JOINT
+from mbasfm.runtime.progress import Watch
+from mbasfm.sfm.pairs.verify_pairs import verify_pairs
+from mbasfm.types.pairs import Keypoints
+from mbasfm.types.photos import Photo
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0
@@ -166,7 +168,11 @@ def test_a_second_run_does_no_work_per_photograph_or_pair_again(made, monkeypatc
     def never(*_):
         raise AssertionError("computed again")
 
-    for name in ("mbasfm.pairwise.verify", "mbasfm.infer._describe", "mbasfm.infer._estimate"):
+    for name in (
+        "mbasfm.sfm.pairs.verify_pairs.verify",
+        "mbasfm.matching.inference._describe",
+        "mbasfm.matching.inference._estimate",
+    ):
         monkeypatch.setattr(name, never)
     again = reconstruct(folder / "images", None, settings(folder, focal=FOCAL), cache=folder / "scene" / "cache")
     assert torch.equal(again.cameras.cam_from_world, first.cameras.cam_from_world)

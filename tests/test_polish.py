@@ -24,11 +24,20 @@ from made_up import (
 from scipy.spatial.transform import Rotation
 from scipy.stats import norm
 
-from mbasfm.bundle import HELD, Freedom, Mapper, believed_difference, build_model, camera_of, read_back, shrink_camera
-from mbasfm.polish import MIN_POINTS, PolishSettings, polish, triangulate
-from mbasfm.staging import perturb
-from mbasfm.tracks import HELD_OUT_SHARE, held_out_error_px, longest_tracks, split_matches
-from mbasfm.types import Intrinsics
+from mbasfm.polish.colmap_mapper import (
+    HELD,
+    Freedom,
+    Mapper,
+    believed_difference,
+    build_model,
+    camera_of,
+    read_back,
+    shrink_camera,
+)
+from mbasfm.polish.polish import MIN_POINTS, PolishSettings, polish, triangulate
+from mbasfm.polish.tracks import HELD_OUT_SHARE, held_out_error_px, longest_tracks, split_matches
+from mbasfm.synthetic.cameras import perturb
+from mbasfm.types.cameras import Intrinsics
 
 DISTANCE = 4.0
 

@@ -13,16 +13,16 @@ from test_given import centers, perturbed, with_gps, write_poses
 from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import Config, reconstruct
-from mbasfm.adjust import adjust
-from mbasfm.alignment import Similarity
-from mbasfm.bundle import HELD, Mapper, build_model, read_back
-from mbasfm.config import SPLIT_STAGES
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.pose_priors import PosePriors, anchor
+from mbasfm.adjust.stage import SPLIT_STAGES
 from mbasfm.errors import ConfigError, InputError
-from mbasfm.geometry import camera_centers, compose, exp_se3, exp_so3
-from mbasfm.given import read_given
+from mbasfm.geometry.rigid import camera_centers, compose, exp_se3, exp_so3
+from mbasfm.geometry.similarity import Similarity
 from mbasfm.io.images import find_photos
-from mbasfm.pose_priors import PosePriors, anchor
-from mbasfm.sampling import draw_samples
+from mbasfm.polish.colmap_mapper import HELD, Mapper, build_model, read_back
+from mbasfm.sfm.sampling import draw_samples
+from mbasfm.sfm.user_poses import read_given
 
 MOVE = Similarity.build(
     3.0,

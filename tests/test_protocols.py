@@ -12,8 +12,8 @@ from scipy.spatial import procrustes
 from scipy.spatial.transform import Rotation
 
 from mbasfm.errors import ConfigError
-from mbasfm.metrics import absolute_trajectory_error, align_to_truth
-from mbasfm.protocols import PROTOCOLS, evaluate, find_protocol
+from mbasfm.evaluation.metrics import absolute_trajectory_error, align_to_truth
+from mbasfm.evaluation.protocols import PROTOCOLS, evaluate, find_protocol
 
 NUM_FRAMES = 9
 

@@ -6,22 +6,19 @@ import pytest
 import torch
 from helpers import assert_close
 
-from mbasfm.epipolar import MatchBatch, essential_from_pose, homogeneous, in_front, sampson_forms
-from mbasfm.geometry import exp_so3, rotation_angle
-from mbasfm.objective import marginalized_score
-from mbasfm.ransac import (
-    CHI_QUANTILE,
-    NUM_THRESHOLDS,
+from mbasfm.estimators.peers import RIVALS, estimate_by_rival
+from mbasfm.estimators.ransac import (
     PAPER_BUDGET,
-    SCORES,
     RansacSettings,
     draw_samples,
     estimate_poses,
     samples_needed,
-    score_matrices,
     sigma_px,
 )
-from mbasfm.rivals import RIVALS, estimate_by_rival
+from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, homogeneous, in_front, sampson_forms
+from mbasfm.estimators.scores import CHI_QUANTILE, NUM_THRESHOLDS, SCORES, score_matrices
+from mbasfm.geometry.rigid import exp_so3, rotation_angle
+from mbasfm.objective.losses import marginalized_score
 
 FOCAL = 800.0
 ADAPTIVE = RansacSettings(rounds=40)

@@ -10,11 +10,11 @@ import torch
 from made_up import all_views, keypoints_with, make_lens, orbit, photograph, relief, true_cameras
 from rich.console import Console
 
-from mbasfm.graph import pose_graph
-from mbasfm.polish import triangulate
-from mbasfm.reconstruction import Reconstruction, color_points, spread_of
-from mbasfm.types import Frames
-from mbasfm.watch import Watch, peak_memory_mb
+from mbasfm.polish.polish import triangulate
+from mbasfm.runtime.progress import Watch, peak_memory_mb
+from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
+from mbasfm.sfm.pairs.pose_graph import pose_graph
+from mbasfm.types.cameras import Frames
 
 
 def make_result(report):
@@ -32,7 +32,8 @@ def make_result(report):
 
 def test_a_saved_result_is_one_model_per_component_and_a_report(tmp_path):
     made, result = make_result({"stages": [{"seconds": 1.5, "score": float("nan")}], "sizes": (1, float("inf"))})
-    result.save(tmp_path)
+    result.save_models(tmp_path)
+    result.save_report(tmp_path)
     for number, part in enumerate(([0, 1, 2], [3, 4, 5])):
         model = pycolmap.Reconstruction(tmp_path / "sparse" / str(number))
         assert [model.images[frame + 1].name for frame in part] == [f"in/{frame}.jpg" for frame in part]
@@ -47,13 +48,15 @@ def test_an_older_result_with_more_components_leaves_nothing_behind(tmp_path):
     _, result = make_result({})
     (tmp_path / "sparse" / "2").mkdir(parents=True)
     (tmp_path / "sparse" / "2" / "cameras.bin").write_bytes(b"old")
-    result.save(tmp_path)
+    result.save_models(tmp_path)
+    result.save_report(tmp_path)
     assert sorted(path.name for path in (tmp_path / "sparse").iterdir()) == ["0", "1"]
 
 
 def test_saving_makes_the_folder(tmp_path):
     _, result = make_result({})
-    result.save(tmp_path / "new" / "folder")
+    result.save_models(tmp_path / "new" / "folder")
+    result.save_report(tmp_path / "new" / "folder")
     assert (tmp_path / "new" / "folder" / "report.json").is_file()
 
 

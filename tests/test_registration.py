@@ -8,9 +8,9 @@ import torch
 from made_up import angle_deg, keypoints_with, make_lens, orbit, photograph, relief, true_cameras, true_matches
 from margins import assert_below
 
-from mbasfm.absolute import Sightings, estimate_focal, pose_from_pair, residuals_px, support_of
-from mbasfm.geometry import camera_centers
-from mbasfm.registration import Known, Settings, Unknown, register
+from mbasfm.estimators.absolute import Sightings, estimate_focal, pose_from_pair, residuals_px, support_of
+from mbasfm.geometry.rigid import camera_centers
+from mbasfm.localization.register import Known, Settings, Unknown, register
 
 NUM_MAP, NUM_FRAMES = 5, 7
 SETTINGS = Settings(samples_per_edge=60)

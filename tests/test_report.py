@@ -13,19 +13,19 @@ from PIL import Image
 from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import reconstruct, write_report
-from mbasfm.charts import decade_axis, round_axis
+from mbasfm.adjust.problem import Step
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.models.base import DepthEstimate
-from mbasfm.pictures import color_depth, depth_picture
-from mbasfm.record import HISTOGRAM, MAX_STEPS, sample_histograms, step_columns, track_errors_px
-from mbasfm.report import MAX_POINTS, component_view, page_data, residual_curves, thumbnails
-from mbasfm.report_page import render_page, script_json
-from mbasfm.residuals import isotropic_residuals
-from mbasfm.solve_lm import Step
-from mbasfm.types import Samples
-from mbasfm.upright import upright
-from mbasfm.verdict import judge
+from mbasfm.objective.reference import isotropic_residuals
+from mbasfm.report.charts import decade_axis, round_axis
+from mbasfm.report.page import render_page, script_json
+from mbasfm.report.page_data import MAX_POINTS, component_view, page_data, residual_curves, thumbnails
+from mbasfm.report.pictures import color_depth, depth_picture
+from mbasfm.report.record import HISTOGRAM, MAX_STEPS, sample_histograms, step_columns, track_errors_px
+from mbasfm.report.verdict import judge
+from mbasfm.scene.framing import upright
+from mbasfm.types.photos import DepthEstimate
+from mbasfm.types.samples import Samples
 
 NASTY = "a<script>alert(1)</script>&\"'x.png"
 VOID = {"meta", "img", "input", "line", "rect", "circle", "br"}

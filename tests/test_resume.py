@@ -29,13 +29,18 @@ STAGES = (
     "export",
 )
 DRIVER = """
-import os, signal, sys
+import os
+import signal
+import sys
 
-import mbasfm.export, mbasfm.infer, mbasfm.journal, mbasfm.pairwise, mbasfm.watch
 from mbasfm.cli import main
+from mbasfm.matching import inference
+from mbasfm.runtime import progress as progress_module
+from mbasfm.sfm import checkpoint
+from mbasfm.sfm.pairs import verify_pairs
 
 log, *stages = sys.argv[1].split("|")
-original = mbasfm.watch.Watch.stage
+original = progress_module.Watch.stage
 
 
 def logged(module, name):
@@ -49,10 +54,10 @@ def logged(module, name):
     setattr(module, name, call)
 
 
-for module, name in ((mbasfm.infer, "_describe"), (mbasfm.infer, "_estimate"), (mbasfm.pairwise, "verify")):
+for module, name in ((inference, "_describe"), (inference, "_estimate"), (verify_pairs, "verify")):
     logged(module, name)
-mbasfm.journal.SECONDS_BETWEEN = 0
-keep = mbasfm.journal.FileJournal.keep
+checkpoint.SECONDS_BETWEEN = 0
+keep = checkpoint.FileJournal.keep
 
 
 def keep_and_kill(self, progress):
@@ -64,7 +69,7 @@ def keep_and_kill(self, progress):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-mbasfm.journal.FileJournal.keep = keep_and_kill
+checkpoint.FileJournal.keep = keep_and_kill
 for number, stage in enumerate((*stages, "")):
     child = os.fork()  # before anything is computed here, so that nothing but memory is inherited
     if child == 0:
@@ -73,7 +78,7 @@ for number, stage in enumerate((*stages, "")):
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(self, name)
 
-        mbasfm.watch.Watch.stage = kill
+        progress_module.Watch.stage = kill
         os._exit(main([*sys.argv[2:], *(["--resume"] if number else [])]))
     print(os.waitpid(child, 0)[1], flush=True)
 """

@@ -17,8 +17,8 @@ from made_up import (
     true_matches,
 )
 
-from mbasfm.polish import triangulate
-from mbasfm.retry import MIN_INLIERS, place_by_points
+from mbasfm.polish.place_by_points import MIN_INLIERS, place_by_points
+from mbasfm.polish.polish import triangulate
 
 LEFT_OUT = 5
 

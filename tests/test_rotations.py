@@ -21,8 +21,8 @@ from made_up import (
 )
 from margins import assert_below
 
-from mbasfm.graph import drop_inconsistent
-from mbasfm.rotations import agree_with, average_positions, average_rotations, direction, rays_of
+from mbasfm.sfm.pairs.pose_graph import drop_inconsistent
+from mbasfm.sfm.start.averaging import _directions, agree_with, average_positions, average_rotations, rays_of
 
 MADE = photograph(relief(120, 0), orbit(8, step_deg=12.0), make_lens(distortion=(-0.1, 0.02, 0, 0)), 0)
 
@@ -107,7 +107,7 @@ def test_direction_is_found_with_its_sign_from_a_start_that_is_off(step):
     turned, target = (side / side[:, 2:] for side in (points, points + 0.5 * step))
     target[:8, :2] += generator.uniform(-0.2, 0.2, (8, 2))  # mismatches
     for start in (step, -step, make_pose([0, 8.0, 6.0], [0, 0, 0])[:, :3] @ step):
-        assert direction_deg(direction(turned, target, start), step) < 1.0
+        assert direction_deg(_directions([turned], [target], start[None])[0], step) < 1.0
 
 
 def test_each_component_has_a_gauge_of_its_own():
@@ -134,7 +134,7 @@ def test_conjugate_gradients_give_the_averages_of_the_dense_solve(monkeypatch):
     rotation = average_rotations(views, MADE.num_frames)
     near = agree_with(views, rotation, rays_of(keypoints_with(MADE, MADE.depth), true_intrinsics(MADE)))
     centers = average_positions(near, rotation)
-    monkeypatch.setattr("mbasfm.rotations.DENSE_LIMIT", 0)
+    monkeypatch.setattr("mbasfm.sfm.start.averaging.DENSE_LIMIT", 0)
     np.testing.assert_allclose(average_rotations(views, MADE.num_frames), rotation, atol=1e-5)
     size = np.abs(centers).max()
     np.testing.assert_allclose(average_positions(near, rotation) / size, centers / size, atol=1e-2)

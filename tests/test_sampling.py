@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import make_view
 
-from mbasfm.sampling import Keypoints, draw_samples
+from mbasfm.sfm.sampling import draw_samples
+from mbasfm.types.pairs import Keypoints
 
 
 def make_keypoints(count, frame, unknown=()):

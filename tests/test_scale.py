@@ -11,34 +11,36 @@ import torch
 from helpers import HANG_S
 from margins import assert_below
 
-from mbasfm import linear
-from mbasfm.adjust import adjust, make_problem
-from mbasfm.block_matrix import BlockMatrix
-from mbasfm.budget import GB, plan_memory
-from mbasfm.config import COARSE, PAPER_STAGES, SPLIT
+from mbasfm.adjust import linear_solve
+from mbasfm.adjust.adjust import adjust, make_problem
+from mbasfm.adjust.levenberg_marquardt import linearize
+from mbasfm.adjust.stage import COARSE, PAPER_STAGES, SPLIT
+from mbasfm.adjust.two_level_cg import BlockMatrix
+from mbasfm.adjust.unknowns import make_priors
 from mbasfm.errors import ConfigError, InputError
-from mbasfm.io.shards import StoredSamples, create_samples, open_samples
-from mbasfm.kernels import blocks
-from mbasfm.solve_lm import linearize
-from mbasfm.staging import perturb
-from mbasfm.synthetic import MatchError, Settings
-from mbasfm.synthetic import make_problem as make_scene
-from mbasfm.types import BLOCK_SAMPLES, Cameras, Fixed, Samples, SampleSource
-from mbasfm.unknowns import make_priors
+from mbasfm.objective.edge_block import blocks
+from mbasfm.sfm.sample_budget import GB, plan_memory
+from mbasfm.sfm.sample_store import StoredSamples, create_samples, open_samples
+from mbasfm.synthetic.cameras import perturb
+from mbasfm.synthetic.problem import MatchError, Settings
+from mbasfm.synthetic.problem import make_problem as make_scene
+from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.samples import BLOCK_SAMPLES, Samples, SampleSource
 
 BUDGETS = (12.0, 2.7, 1.3)
 WITHIN_BUDGET = """
-import json, sys
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from mbasfm.adjust import adjust
-from mbasfm.budget import plan_memory
-from mbasfm.config import SPLIT
-from mbasfm.io.shards import open_samples
-from mbasfm.watch import peak_memory_mb, present_memory_mb
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.stage import SPLIT
+from mbasfm.runtime.progress import peak_memory_mb, present_memory_mb
+from mbasfm.sfm.sample_budget import plan_memory
+from mbasfm.sfm.sample_store import open_samples
 
 cameras = torch.load(sys.argv[1] + "/cameras.pt", weights_only=False)
 stored = open_samples(Path(sys.argv[1]))
@@ -68,7 +70,7 @@ def store(samples: Samples, folder: Path, block_edges: int) -> StoredSamples:
 
 
 def test_what_is_stored_comes_back(scene, tmp_path, monkeypatch):
-    monkeypatch.setattr("mbasfm.io.shards.SHARD_BYTES", 10 * 30 * 20)  # ten edges per file
+    monkeypatch.setattr("mbasfm.sfm.sample_store.SHARD_BYTES", 10 * 30 * 20)  # ten edges per file
     _, samples = scene
     stored = store(samples, tmp_path, 16)
     assert isinstance(stored, SampleSource) and len(list(tmp_path.glob("*.f32"))) == -(-samples.num_edges // 10)
@@ -137,7 +139,7 @@ def test_conjugate_gradients_give_the_dense_step(scene, grouping, damping):
     _, equations = linearize(problem, cameras, problem.form.start(cameras))
     priors = make_priors(cameras, problem.unknowns, SPLIT.priors, problem.gauge.typical_raw)
     _, gradient, diagonal = priors.evaluate(cameras, problem.unknowns)
-    dense = linear.reduce_system(equations, diagonal, gradient)
+    dense = linear_solve.reduce_system(equations, diagonal, gradient)
     blocks = BlockMatrix(equations, diagonal)
     torch.testing.assert_close(blocks.diagonal, dense.diagonal, rtol=1e-9, atol=1e-6)
     x = torch.randn(problem.unknowns.count, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

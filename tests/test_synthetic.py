@@ -8,12 +8,17 @@ import pytest
 import torch
 from margins import assert_below
 
-from mbasfm import staging, synthetic
 from mbasfm.errors import ConfigError, InputError
-from mbasfm.geometry import camera_centers, exp_so3, invert, project, rotation_angle, transform, unproject
-from mbasfm.scenery import MISS, RAYS_PER_CHUNK, Scene, cast, clearance, hash_unit, make_scene
-from mbasfm.synthetic import EXACT_DEPTH, EXACT_MATCH, DepthError, MatchError, Settings
-from mbasfm.types import Cameras, PoseGraph
+from mbasfm.geometry.camera import project, unproject
+from mbasfm.geometry.rigid import camera_centers, exp_so3, invert, rotation_angle, transform
+from mbasfm.synthetic import cameras as cameras_module
+from mbasfm.synthetic import depth_errors
+from mbasfm.synthetic import problem as problem_module
+from mbasfm.synthetic.depth_errors import EXACT_DEPTH, DepthError
+from mbasfm.synthetic.problem import EXACT_MATCH, MatchError, Settings
+from mbasfm.synthetic.solids import MISS, RAYS_PER_CHUNK, Scene, cast, clearance, hash_unit, make_scene
+from mbasfm.types.cameras import Cameras
+from mbasfm.types.pairs import PoseGraph
 
 KINDS = ("room", "place", "object")
 LENS = (-0.08, 0.01, 0.001, -0.002)
@@ -41,7 +46,7 @@ def bare_scene(boxes=(), spheres=(), hollow=None, ground=False) -> Scene:
 
 
 def cameras_at(cam_from_world: torch.Tensor) -> Cameras:
-    cameras = staging.make_cameras(make_scene("room", 0), len(cam_from_world), 0)
+    cameras = cameras_module.make_cameras(make_scene("room", 0), len(cam_from_world), 0)
     return replace(cameras, cam_from_world=cam_from_world)
 
 
@@ -57,8 +62,8 @@ def residuals(cameras: Cameras, samples) -> torch.Tensor:
     return (pixels - samples.data[..., 2:4]).norm(dim=-1)
 
 
-def small_problem(seed=0, num_frames=6, **changes) -> synthetic.Problem:
-    return synthetic.make_problem(num_frames, seed, Settings(**{"samples_per_edge": 60, **changes}))
+def small_problem(seed=0, num_frames=6, **changes) -> problem_module.Problem:
+    return problem_module.make_problem(num_frames, seed, Settings(**{"samples_per_edge": 60, **changes}))
 
 
 # Rays
@@ -130,7 +135,7 @@ def test_chunks_do_not_matter():
 @pytest.mark.parametrize("kind", KINDS)
 def test_rays_of_one_camera_meet_the_same_as_rays_of_many(kind):
     scene = make_scene(kind, 3)
-    cameras = staging.make_cameras(scene, 4, 3)
+    cameras = cameras_module.make_cameras(scene, 4, 3)
     generator = torch.Generator().manual_seed(0)
     for pose in cameras.cam_from_world:
         for spread in (0.05, 0.4, 3.0):
@@ -145,7 +150,7 @@ def test_rays_of_one_camera_meet_the_same_as_rays_of_many(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_hits_lie_on_surfaces(kind):
     scene = make_scene(kind, 2)
-    cameras = staging.make_cameras(scene, 3, 2)
+    cameras = cameras_module.make_cameras(scene, 3, 2)
     directions = torch.randn(3, 500, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     centers = camera_centers(cameras.cam_from_world)[:, None]
     hits = cast(scene, centers, directions)
@@ -164,9 +169,9 @@ def test_hits_lie_on_surfaces(kind):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_cameras_stand_free_and_see_what_their_neighbours_see(kind, seed):
     scene = make_scene(kind, seed)
-    cameras = staging.make_cameras(scene, 40, seed)
+    cameras = cameras_module.make_cameras(scene, 40, seed)
     assert (clearance(scene, camera_centers(cameras.cam_from_world)) > 0.2).all()
-    share = synthetic.covisibility(scene, cameras)
+    share = problem_module.covisibility(scene, cameras)
     assert share.diagonal(1).min() > 0.2
     assert share.diagonal(1).median() > 0.4
     forward = cameras.cam_from_world[:, 2, :3]
@@ -176,7 +181,7 @@ def test_cameras_stand_free_and_see_what_their_neighbours_see(kind, seed):
 
 def test_perturb_moves_by_the_exact_amounts():
     truth = small_problem(depth_error=DepthError()).truth
-    start = staging.perturb(truth, 3, rotation_deg=10.0, translation=0.5, focal_factor=1.1)
+    start = cameras_module.perturb(truth, 3, rotation_deg=10.0, translation=0.5, focal_factor=1.1)
     turn = start.cam_from_world[:, :, :3] @ truth.cam_from_world[:, :, :3].mT
     step = (camera_centers(start.cam_from_world) - camera_centers(truth.cam_from_world)).norm(dim=-1)
     assert torch.equal(start.cam_from_world[0], truth.cam_from_world[0])
@@ -191,7 +196,7 @@ def test_scene_size_is_that_of_the_scene():
     sizes = {}
     for kind in KINDS:
         scene = make_scene(kind, 0)
-        sizes[kind] = staging.scene_size(scene, staging.make_cameras(scene, 20, 0))
+        sizes[kind] = cameras_module.scene_size(scene, cameras_module.make_cameras(scene, 20, 0))
     assert 4 < sizes["room"] < 10 and 15 < sizes["place"] < 60 and 1.5 < sizes["object"] < 6
 
 
@@ -200,10 +205,10 @@ def test_scene_size_is_that_of_the_scene():
 
 def test_depth_maps_of_two_frames_agree():
     scene = make_scene("room", 0)
-    cameras = staging.make_cameras(scene, 2, 0, size=(160, 120), distortion=LENS)
-    (image, depth_0), (_, depth_1) = staging.render(scene, cameras, 0), staging.render(scene, cameras, 1)
+    cameras = cameras_module.make_cameras(scene, 2, 0, size=(160, 120), distortion=LENS)
+    (image, depth_0), (_, depth_1) = cameras_module.render(scene, cameras, 0), cameras_module.render(scene, cameras, 1)
     assert image.shape == (120, 160, 3) and depth_0.shape == (120, 160)
-    pixels = staging.pixel_centers(cameras.intrinsics, 0)
+    pixels = cameras_module.pixel_centers(cameras.intrinsics, 0)
     assert pixels[3, 7].tolist() == [7.5, 3.5]
     zero, one = torch.tensor(0), torch.tensor(1)
     points = unproject(pixels, depth_0.double(), cameras.intrinsics, zero).reshape(-1, 3)
@@ -220,15 +225,15 @@ def test_depth_maps_of_two_frames_agree():
 
 def test_sky_is_infinitely_far():
     scene = make_scene("place", 0)
-    cameras = staging.make_cameras(scene, 2, 0, size=(64, 48))
-    _, depth = staging.render(scene, cameras, 0)
+    cameras = cameras_module.make_cameras(scene, 2, 0, size=(64, 48))
+    _, depth = cameras_module.render(scene, cameras, 0)
     error = DepthError(edge_blur_px=0.0)
     is_sky = depth.isinf()
     assert 0.02 < is_sky.double().mean() < 0.8
-    raw = synthetic.draw_depth_affine(scene, cameras, error, 0)
-    assert torch.equal(synthetic.observe_depth_map(scene, raw, 0, error, 0).isinf(), is_sky)
-    raw = synthetic.draw_depth_affine(scene, cameras, error, 0, disparity=True)
-    disparity = synthetic.observe_depth_map(scene, raw, 0, error, 0)
+    raw = depth_errors.draw_depth_affine(scene, cameras, error, 0)
+    assert torch.equal(depth_errors.observe_depth_map(scene, raw, 0, error, 0).isinf(), is_sky)
+    raw = depth_errors.draw_depth_affine(scene, cameras, error, 0, disparity=True)
+    disparity = depth_errors.observe_depth_map(scene, raw, 0, error, 0)
     corrected = raw.depth_scale[0] * disparity[is_sky] + raw.depth_shift[0]
     assert_below(corrected, 1e-6)
     assert disparity.isfinite().all()
@@ -242,9 +247,9 @@ def sift(image: torch.Tensor):
 @pytest.mark.parametrize("kind", ["room", "place"])
 def test_sift_matches_agree_with_the_truth(kind):
     scene = make_scene(kind, 0)
-    cameras = staging.make_cameras(scene, 3, 0)
+    cameras = cameras_module.make_cameras(scene, 3, 0)
     (pixels_i, descriptors_i), (pixels_j, descriptors_j) = (
-        sift(staging.render(scene, cameras, frame)[0]) for frame in (1, 2)
+        sift(cameras_module.render(scene, cameras, frame)[0]) for frame in (1, 2)
     )
     assert len(pixels_i) >= 300
     forward = cv2.BFMatcher().knnMatch(descriptors_i, descriptors_j, k=2)
@@ -256,7 +261,7 @@ def test_sift_matches_agree_with_the_truth(kind):
     ]
     index_i, index_j = torch.tensor(pairs).unbind(-1)
     frame = torch.tensor([1])
-    depth = synthetic.observe_depth(scene, cameras, frame, pixels_i[None, index_i], EXACT_DEPTH, 0)[0]
+    depth = depth_errors.observe_depth(scene, cameras, frame, pixels_i[None, index_i], EXACT_DEPTH, 0)[0]
     points = unproject(pixels_i[index_i], depth, cameras.intrinsics, frame)
     points = transform(cameras.cam_from_world[2], transform(invert(cameras.cam_from_world[1]), points))
     distance = (project(points, cameras.intrinsics, torch.tensor(2)) - pixels_j[index_j]).norm(dim=-1)
@@ -271,13 +276,13 @@ def test_sift_matches_agree_with_the_truth(kind):
 def observed_ratio(error: DepthError, kind="room", size=(160, 120), num_frames=3) -> torch.Tensor:
     """Logarithm of observed (corrected) by true depth at all pixels of some frames."""
     scene = make_scene(kind, 0)
-    cameras = staging.make_cameras(scene, num_frames, 0, size=size)
-    cameras = synthetic.draw_depth_affine(scene, cameras, error, 0)
+    cameras = cameras_module.make_cameras(scene, num_frames, 0, size=size)
+    cameras = depth_errors.draw_depth_affine(scene, cameras, error, 0)
     frame = torch.arange(num_frames)
-    pixels = torch.stack([staging.pixel_centers(cameras.intrinsics, int(f)).reshape(-1, 2) for f in frame])
+    pixels = torch.stack([cameras_module.pixel_centers(cameras.intrinsics, int(f)).reshape(-1, 2) for f in frame])
     plain = replace(cameras, depth_scale=torch.ones(num_frames).double(), depth_shift=torch.zeros(num_frames).double())
-    true = synthetic.observe_depth(scene, plain, frame, pixels, EXACT_DEPTH, 0)
-    raw = synthetic.observe_depth(scene, cameras, frame, pixels, error, 0)
+    true = depth_errors.observe_depth(scene, plain, frame, pixels, EXACT_DEPTH, 0)
+    raw = depth_errors.observe_depth(scene, cameras, frame, pixels, error, 0)
     assert (raw > 0).all()
     return ((cameras.depth_scale[:, None] * raw + cameras.depth_shift[:, None]) / true).log()
 
@@ -290,10 +295,10 @@ def test_truth_undoes_the_affine_error():
 @pytest.mark.parametrize("disparity", [False, True])
 def test_affine_error_has_the_asked_size(disparity):
     scene = make_scene("room", 0)
-    exact = staging.make_cameras(scene, 300, 0)
-    pixels = staging.pixel_centers(exact.intrinsics, 0)[::20, ::20].reshape(1, -1, 2).expand(300, -1, -1)
-    median = synthetic.observe_depth(scene, exact, torch.arange(300), pixels, EXACT_DEPTH, 0).median(-1).values
-    cameras = synthetic.draw_depth_affine(scene, exact, DepthError(scale=0.2, shift=0.02), 5, disparity)
+    exact = cameras_module.make_cameras(scene, 300, 0)
+    pixels = cameras_module.pixel_centers(exact.intrinsics, 0)[::20, ::20].reshape(1, -1, 2).expand(300, -1, -1)
+    median = depth_errors.observe_depth(scene, exact, torch.arange(300), pixels, EXACT_DEPTH, 0).median(-1).values
+    cameras = depth_errors.draw_depth_affine(scene, exact, DepthError(scale=0.2, shift=0.02), 5, disparity)
     relative = cameras.depth_shift * median if disparity else cameras.depth_shift / median
     assert cameras.depth_scale.log().std() == pytest.approx(0.2, rel=0.15)
     assert relative.std() == pytest.approx(0.02, rel=0.15)
@@ -348,7 +353,7 @@ def test_covisibility_by_hand():
     poses = torch.eye(3, 4, dtype=torch.float64).repeat(3, 1, 1)
     poses[1, 0, 3] = -width_seen / 4
     poses[2, :, :3] = torch.diag(double([-1, 1, -1]))
-    share = synthetic.covisibility(scene, cameras_at(poses))
+    share = problem_module.covisibility(scene, cameras_at(poses))
     torch.testing.assert_close(share, double([[1, 0.75, 0], [0.75, 1, 0], [0, 0, 1]]))
 
 
@@ -358,17 +363,17 @@ def test_hidden_points_are_not_covisible():
     poses = torch.eye(3, 4, dtype=torch.float64).repeat(2, 1, 1)
     poses[1, 0, 3] = -3
     wall = ((0, 0, 0), (50, 50, 10), 0.0)
-    free = synthetic.covisibility(bare_scene(hollow=wall), cameras_at(poses))
-    hidden = synthetic.covisibility(bare_scene(boxes=[plate], hollow=wall), cameras_at(poses))
+    free = problem_module.covisibility(bare_scene(hollow=wall), cameras_at(poses))
+    hidden = problem_module.covisibility(bare_scene(boxes=[plate], hollow=wall), cameras_at(poses))
     assert free[0, 1] > 0.6 and hidden[0, 1] < 0.05
 
 
 @pytest.mark.parametrize("max_degree", [None, 4])
 def test_graph_is_symmetric_and_bounded(max_degree):
     scene = make_scene("object", 0)
-    cameras = staging.make_cameras(scene, 36, 0)
-    share = synthetic.covisibility(scene, cameras)
-    graph = synthetic.covisibility_graph(scene, cameras, 0.2, max_degree)
+    cameras = cameras_module.make_cameras(scene, 36, 0)
+    share = problem_module.covisibility(scene, cameras)
+    graph = problem_module.covisibility_graph(scene, cameras, 0.2, max_degree)
     edges = set(map(tuple, graph.edges.tolist()))
     assert edges and all((j, i) in edges and i != j for i, j in edges)
     assert torch.equal(graph.covisibility, share[graph.edges[:, 0], graph.edges[:, 1]])
@@ -406,7 +411,7 @@ def test_samples_see_the_depth_map_of_their_frame():
     problem = small_problem(seed=4, depth_error=error)
     i = problem.samples.edges[:, 0]
     pixels = problem.samples.data[..., :2].double()
-    again = synthetic.observe_depth(problem.scene, problem.truth, i, pixels, error, 4)
+    again = depth_errors.observe_depth(problem.scene, problem.truth, i, pixels, error, 4)
     torch.testing.assert_close(problem.samples.data[..., 4], again.float())
     sizes = problem.truth.intrinsics.sizes[0]
     assert (pixels >= 0).all() and (pixels <= sizes).all()
@@ -448,7 +453,7 @@ def test_same_seed_same_image():
     images = []
     for seed in (0, 0, 1):
         scene = make_scene("room", seed)
-        images.append(staging.render(scene, staging.make_cameras(scene, 2, seed, size=(64, 48)), 1)[0])
+        images.append(cameras_module.render(scene, cameras_module.make_cameras(scene, 2, seed, size=(64, 48)), 1)[0])
     assert torch.equal(images[0], images[1]) and not torch.equal(images[0], images[2])
 
 
@@ -457,7 +462,7 @@ def test_few_visible_points_share_their_weight():
     is_seen[0, [7, 20, 33]] = True
     is_seen[1, 5:25] = True
     is_seen[2] = True
-    choice, weight = synthetic._choose(is_seen, 10)
+    choice, weight = problem_module._choose(is_seen, 10)
     torch.testing.assert_close(weight.sum(-1), torch.tensor([3.0, 10, 10]))
     assert is_seen.gather(1, choice).all()
     for point in (7, 20, 33):
@@ -471,7 +476,7 @@ def test_edges_without_common_points_are_refused():
     poses[1, :, :3] = torch.diag(double([-1, 1, -1]))
     graph = PoseGraph(torch.tensor([[0, 1]]), torch.tensor([0.5]))
     with pytest.raises(InputError, match="frames 0 and 1"):
-        synthetic.draw_samples(scene, cameras_at(poses), graph, 10, EXACT_DEPTH, EXACT_MATCH, 0)
+        problem_module.draw_samples(scene, cameras_at(poses), graph, 10, EXACT_DEPTH, EXACT_MATCH, 0)
 
 
 def test_unknown_kind_is_refused():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from mbasfm import SPLIT_STAGES, adjust
-from mbasfm.distributed import own_cores
-from mbasfm.threads import cores, one_core
+from mbasfm.runtime.distributed import own_cores
+from mbasfm.runtime.threads import cores, one_core
 
 
 def test_cores_are_given_back_even_after_an_error():

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mbasfm.adjust import adjust
-from mbasfm.config import COARSE, FINE, SPLIT
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.stage import COARSE, FINE, SPLIT
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
-from mbasfm.geometry import exp_so3
-from mbasfm.staging import perturb
-from mbasfm.types import Cameras, Fixed, Samples
+from mbasfm.geometry.rigid import exp_so3
+from mbasfm.synthetic.cameras import perturb
+from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.samples import Samples
 
 STAGE = replace(FINE, max_steps=3, restarts=0)
 STAGES = {

@@ -18,9 +18,9 @@ from test_pipeline import FOCAL, settings, write_scene
 from mbasfm import reconstruct
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.io.depth_maps import write_depth
-from mbasfm.upright import DIRECTION, overview, stand_up
-from mbasfm.viewing import (
+from mbasfm.scene.depth_maps import write_depth
+from mbasfm.scene.framing import DIRECTION, overview, stand_up
+from mbasfm.viewer.exhibit import (
     BY_ERROR,
     BY_INLIERS,
     LINK_COLORS,
@@ -65,7 +65,7 @@ def exhibit(scene):
 @pytest.fixture
 def show():
     """Opens viewers and closes them after the test."""
-    viewer = pytest.importorskip("mbasfm.viewer", reason="viser is not installed: pip install 'mbasfm[view]'")
+    viewer = pytest.importorskip("mbasfm.viewer.server", reason="viser is not installed: pip install 'mbasfm[view]'")
     opened = []
 
     def open_one(exhibit, **options):
@@ -257,7 +257,7 @@ def test_nothing_placed_shows_photographs_and_reasons(nothing, show):
 
 
 def test_names_cannot_become_elements(exhibit):
-    panel = pytest.importorskip("mbasfm.panel", reason="viser is not installed")
+    panel = pytest.importorskip("mbasfm.viewer.panel", reason="viser is not installed")
     shot = dataclasses.replace(exhibit.shots[0], name=NASTY, facts=((NASTY, NASTY),))
     verdict = dataclasses.replace(
         exhibit.verdict,

@@ -9,17 +9,17 @@ import pytest
 from PIL import Image
 
 from mbasfm.cli import main
-from mbasfm.content import warn_if_pairs_are_slow, warn_if_slow
-from mbasfm.detector_free import match_as_images
-from mbasfm.infer import estimate_depths
 from mbasfm.io.cache import Cache
-from mbasfm.io.images import Photo
-from mbasfm.models import network, registry, weights
-from mbasfm.models.base import DepthEstimate, PixelMatches
-from mbasfm.models.depth_anything import DepthAnythingV2
+from mbasfm.matching.image_matching import match_as_images
+from mbasfm.matching.inference import estimate_depths
+from mbasfm.matching.observe import warn_if_pairs_are_slow, warn_if_slow
+from mbasfm.models import registry, weights
+from mbasfm.models.depth import network_depth
+from mbasfm.models.depth.depth_anything import DepthAnythingV2
 from mbasfm.models.registry import choose_auto
 from mbasfm.models.weights import clone_command, fetch_command, find_clone, find_snapshot, is_online, looking_in
-from mbasfm.watch import Watch
+from mbasfm.runtime.progress import Watch
+from mbasfm.types.photos import DepthEstimate, Photo, PixelMatches
 
 SMALL = "depth-anything/Depth-Anything-V2-Small-hf"
 
@@ -30,7 +30,7 @@ def nothing_there(monkeypatch, tmp_path):
     for variable in (weights.VARIABLE, weights.CLONES_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "hub"))
-    if network.find_snapshot(SMALL) is not None:
+    if network_depth.find_snapshot(SMALL) is not None:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
 
 
@@ -114,11 +114,11 @@ def test_auto_fetches_the_small_network_if_it_can_and_says_so(monkeypatch, tmp_p
     said: list[str] = []
     assert choose_auto("depth", said.append)[0] == "flat" and not said  # offline
     monkeypatch.setattr(registry, "is_online", lambda: True)
-    monkeypatch.setattr(network, "fetch_snapshot", lambda *wanted: "the disk is full")
+    monkeypatch.setattr(network_depth, "fetch_snapshot", lambda *wanted: "the disk is full")
     assert choose_auto("depth", said.append)[0] == "flat"
     assert "Fetching" in said[0] and "100 MB" in said[0] and f"(the disk is full); to get them later: {GET}" in said[1]
     with looking_in(str(tmp_path)):
-        monkeypatch.setattr(network, "fetch_snapshot", lambda name, needed: make_snapshot(tmp_path / name) and "")
+        monkeypatch.setattr(network_depth, "fetch_snapshot", lambda name, needed: make_snapshot(tmp_path / name) and "")
         spec, sentence = choose_auto("depth", said.append)
         assert (spec, DepthAnythingV2.missing()) == ("depth-anything-v2", "") and "Took depth model" in sentence
         assert choose_auto("depth", said.append)[0] == "depth-anything-v2"

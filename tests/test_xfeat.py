@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.io.images import Photo, read_upright
-from mbasfm.models import peaks, xfeat
-from mbasfm.models.base import Features, Matcher
+from mbasfm.io.images import read_upright
+from mbasfm.models.base import Matcher
+from mbasfm.models.matchers import xfeat, xfeat_keypoints
+from mbasfm.models.matchers.xfeat import XFeatMatcher
 from mbasfm.models.registry import load_model
-from mbasfm.models.xfeat import XFeatMatcher
+from mbasfm.types.photos import Features, Photo
 
 needs_xfeat = pytest.mark.skipif(bool(XFeatMatcher.missing()), reason=f"needs: {XFeatMatcher.missing()}")
 FOUNTAIN = Path(__file__).parents[2] / "shared" / "data" / "strecha_fountain11"
@@ -92,11 +93,11 @@ def test_a_large_image_is_shrunk_and_its_pixels_are_those_of_the_original(monkey
 def test_with_one_grid_the_peaks_are_those_of_the_reference(monkeypatch):
     torch, feature = pytest.importorskip("torch"), pytest.importorskip("kornia.feature")
     image = torch.tensor(view(size=(480, 352)).mean(2, dtype=np.float32) / 255)[None, None]
-    reference = feature.XFeat(top_k=100_000, detection_threshold=peaks.MIN_HEAT).eval()
+    reference = feature.XFeat(top_k=100_000, detection_threshold=xfeat_keypoints.MIN_HEAT).eval()
     reference.net = matcher("xfeat")._network
-    monkeypatch.setattr(peaks, "GRID_STEP_PX", 8)
+    monkeypatch.setattr(xfeat_keypoints, "GRID_STEP_PX", 8)
     with torch.inference_mode():
-        found = peaks.find_peaks(peaks.heat_of(reference.net, image)[0, 0])
+        found = xfeat_keypoints.find_peaks(xfeat_keypoints.heat_of(reference.net, image)[0, 0])
     expected = reference.detectAndCompute(image)[0]["keypoints"].round().long()
     assert len(found) > 1000
     assert set(map(tuple, found.tolist())) == set(map(tuple, expected.tolist()))

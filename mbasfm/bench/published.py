@@ -22,7 +22,7 @@ class PublishedTable:
     title: str
     source: str
     columns: tuple[str, ...]
-    """Names of measures as in mbasfm.protocols."""
+    """Names of measures as in mbasfm.evaluation.protocols."""
     rows: Mapping[str, Mapping[str, tuple[Value, ...]]]
     """By scene, or ``mean``, then by method; words where there is no figure."""
     variant: str = ""
@@ -49,7 +49,7 @@ class PublishedTable:
 def load_published(name: str) -> tuple[PublishedTable, ...]:
     """All tables of one file of the package; of NAME:VARIANT those of one variant, to stand beside all variants."""
     name, _, only = name.partition(":")
-    path = files("mbasfm").joinpath("published", f"{name}.toml")
+    path = files("mbasfm").joinpath("bench", "published", f"{name}.toml")
     if not path.is_file():
         raise ConfigError(f"no published figures are named {name!r}")
     content = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from mbasfm.config import Config, LocalizeConfig
 from mbasfm.errors import ConfigError
-from mbasfm.protocols import find_protocol
+from mbasfm.evaluation.protocols import find_protocol
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -109,13 +109,19 @@ class Recipe:
 
 def list_recipes() -> list[Recipe]:
     """All that come with the package, by name."""
-    found = [path.name for path in files("mbasfm").joinpath("recipes").iterdir() if path.name.endswith(".toml")]
+    found = [
+        path.name for path in files("mbasfm").joinpath("bench", "recipes").iterdir() if path.name.endswith(".toml")
+    ]
     return [load_recipe(name.removesuffix(".toml")) for name in sorted(found)]
 
 
 def load_recipe(task: str) -> Recipe:
     """A recipe of the package by name, or a file."""
-    path = Path(task) if task.endswith(".toml") else Path(str(files("mbasfm").joinpath("recipes", f"{task}.toml")))
+    path = (
+        Path(task)
+        if task.endswith(".toml")
+        else Path(str(files("mbasfm").joinpath("bench", "recipes", f"{task}.toml")))
+    )
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

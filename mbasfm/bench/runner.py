@@ -15,10 +15,10 @@ import torch
 
 from mbasfm import __version__
 from mbasfm.bench.jobs import Job
-from mbasfm.bench.registry import find_task
+from mbasfm.bench.tasks.registry import find_task
 from mbasfm.errors import InputError
-from mbasfm.io.plain import write_text
-from mbasfm.reconstruction import plain_json
+from mbasfm.io.text_files import write_text
+from mbasfm.scene.reconstruction import plain_json
 
 Record = dict[str, Any]
 """What the JSON file of a run holds."""

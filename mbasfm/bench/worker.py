@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mbasfm.bench.jobs import Job
-from mbasfm.bench.registry import find_task
+from mbasfm.bench.tasks.registry import find_task
 from mbasfm.errors import MBAError
-from mbasfm.watch import peak_memory_mb
+from mbasfm.runtime.progress import peak_memory_mb
 
 EXIT_ERROR = 2
 

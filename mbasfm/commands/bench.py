@@ -9,15 +9,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mbasfm.bench.compare import compare, only_in_one
 from mbasfm.bench.jobs import choose_scenes, make_jobs
-from mbasfm.bench.page import render_bench
 from mbasfm.bench.published import load_published
 from mbasfm.bench.recipe import Recipe, Variant, check_settings, list_recipes, load_recipe
-from mbasfm.bench.registry import find_task
+from mbasfm.bench.results.compare import compare, only_in_one
+from mbasfm.bench.results.page import render_bench
+from mbasfm.bench.results.summary import means, summarise
+from mbasfm.bench.results.tables import markdown, value_text
 from mbasfm.bench.runner import Record, Results, run_jobs
-from mbasfm.bench.summary import means, summarise
-from mbasfm.bench.tables import markdown, value_text
+from mbasfm.bench.tasks.registry import find_task
 from mbasfm.datasets.registry import open_dataset
 from mbasfm.errors import ConfigError
 

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from mbasfm.config import Config
 from mbasfm.errors import ConfigError, InputError
-from mbasfm.infer import in_parallel
-from mbasfm.metrics import pose_auc
-from mbasfm.pipeline import reconstruct
-from mbasfm.reconstruction import Reconstruction
-from mbasfm.scenery import make_scene
-from mbasfm.staging import make_cameras, render
-from mbasfm.synthetic import DepthError, draw_depth_affine, observe_depth_map
-from mbasfm.types import Cameras
-from mbasfm.watch import Watch
+from mbasfm.evaluation.metrics import pose_auc
+from mbasfm.reconstruct import reconstruct
+from mbasfm.runtime.parallel import in_parallel
+from mbasfm.runtime.progress import Watch
+from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.synthetic.cameras import make_cameras, render
+from mbasfm.synthetic.depth_errors import DepthError, draw_depth_affine, observe_depth_map
+from mbasfm.synthetic.solids import make_scene
+from mbasfm.types.cameras import Cameras
 
 MIN_FRAMES = 3
 MAX_DEPTH_ERROR = 0.5

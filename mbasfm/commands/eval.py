@@ -10,8 +10,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mbasfm.evaluation import Score, score_files
-from mbasfm.protocols import find_protocol
+from mbasfm.evaluation.protocols import find_protocol
+from mbasfm.evaluation.score_files import Score, score_files
 
 
 @dataclass(frozen=True)

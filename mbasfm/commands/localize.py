@@ -11,9 +11,9 @@ from rich.console import Console
 from mbasfm.config import LocalizeConfig
 from mbasfm.errors import ConfigError
 from mbasfm.io.lists import read_names
-from mbasfm.localization import Localization
+from mbasfm.localization.result import Localization
 from mbasfm.localize import Names, relocalize
-from mbasfm.watch import Watch
+from mbasfm.runtime.progress import Watch
 
 EXIT_NOTHING = 3
 """No query could be localized."""

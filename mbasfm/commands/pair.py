@@ -13,8 +13,8 @@ from mbasfm.config import Config
 from mbasfm.errors import ConfigError
 from mbasfm.io.images import read_upright, write_image
 from mbasfm.pair import Estimator, PairPose, two_view
-from mbasfm.pictures import match_picture
-from mbasfm.watch import Watch
+from mbasfm.report.pictures import match_picture
+from mbasfm.runtime.progress import Watch
 
 PAIR_NAME, PICTURE_NAME = "pair.json", "matches.jpg"
 

@@ -9,14 +9,14 @@ from typing import Any
 import tyro
 from rich.console import Console
 
-from mbasfm import distributed
 from mbasfm.config import Config, Preset
 from mbasfm.errors import ConfigError
 from mbasfm.extend import extend
 from mbasfm.io.settings import write_config
-from mbasfm.pipeline import reconstruct, solve
-from mbasfm.reconstruction import Reconstruction
-from mbasfm.watch import Watch
+from mbasfm.reconstruct import reconstruct, solve
+from mbasfm.runtime import distributed
+from mbasfm.runtime.progress import Watch
+from mbasfm.scene.reconstruction import Reconstruction
 
 EXIT_NOTHING = 3
 """No photograph could be placed."""

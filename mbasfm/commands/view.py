@@ -10,7 +10,7 @@ from pathlib import Path
 import tyro
 
 from mbasfm.errors import ConfigError, MissingExtraError
-from mbasfm.viewing import read_exhibit
+from mbasfm.viewer.exhibit import read_exhibit
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class View:
         """Serve until Ctrl-C."""
         self._check()
         exhibit = read_exhibit(self.scene, self.max_points)
-        from mbasfm.viewer import Viewer
+        from mbasfm.viewer.server import Viewer
 
         viewer = Viewer(exhibit, self.host, self.port, self.max_points)
         print(f"{exhibit.verdict.headline} Look at {viewer.url} (Ctrl-C ends)", flush=True)

@@ -7,13 +7,7 @@ import numpy as np
 from jaxtyping import Float64
 from PIL import Image
 
-from mbasfm.datasets.base import (
-    IMAGE_ENDINGS,
-    DatasetScene,
-    Published,
-    read_numbers,
-    read_world_from_cam,
-)
+from mbasfm.datasets.base import IMAGE_ENDINGS, DatasetScene, Published, read_numbers, read_world_from_cam
 from mbasfm.errors import InputError
 from mbasfm.io.colmap import StoredCamera, stored_camera
 

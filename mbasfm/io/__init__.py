@@ -1,1 +1,1 @@
-"""Files: photographs and the cache."""
+"""Files that users bring, checked; nothing of ours is written here but the cache and settings."""

@@ -7,7 +7,7 @@ import numpy as np
 import pycolmap
 from jaxtyping import Float64
 
-from mbasfm.io.images import Photo
+from mbasfm.types.photos import Photo
 
 
 @dataclass(frozen=True)

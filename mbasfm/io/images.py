@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from mbasfm.errors import InputError
 from mbasfm.io.arrays import MOST_EXPANSION
+from mbasfm.types.photos import Photo, SkippedFile
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif"})
 MIN_SIDE_PX = 64
@@ -24,36 +24,6 @@ QUALITY = 95
 FILM_DIAGONAL_MM = 43.267
 MM_PER_UNIT = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 """Of EXIF's FocalPlaneResolutionUnit."""
-
-
-@dataclass(frozen=True)
-class Photo:
-    """One usable photograph."""
-
-    name: str
-    """Path relative to the folder, with forward slashes, never leading out of it: the name in all outputs."""
-    path: Path
-    width: int
-    """Upright [px]."""
-    height: int
-    exif_focal_px: float | None
-    """From the metadata, None where it says nothing usable."""
-    device: str
-    """Maker, model and lens as the metadata name them; empty where it does not."""
-    digest: str
-    """SHA-256 of the file: the identity of the photograph in the cache."""
-    mask: Path | None = None
-    """Picture that is black where the photograph is to be ignored."""
-    gps: tuple[float, float, float | None] | None = None
-    """Latitude, longitude [deg] and altitude [m] from the metadata."""
-
-
-@dataclass(frozen=True)
-class SkippedFile:
-    """A file that was left out, and why."""
-
-    name: str
-    reason: str
 
 
 def find_photos(source: Path) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...]]:

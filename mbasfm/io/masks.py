@@ -12,7 +12,7 @@ from jaxtyping import Bool
 from PIL import Image
 
 from mbasfm.errors import InputError
-from mbasfm.io.images import Photo
+from mbasfm.types.photos import Photo
 
 MAX_ASPECT_ERROR = 0.01
 

@@ -26,7 +26,7 @@ from mbasfm.io.colmap import (
     stored_camera,
 )
 from mbasfm.io.names import join_names
-from mbasfm.io.plain import line_of, read_json
+from mbasfm.io.text_files import line_of, read_json
 
 TUM_NUMBERS, KITTI_NUMBERS = 7, 12
 FILE_PATH = '"file_path"'

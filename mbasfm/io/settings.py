@@ -9,7 +9,7 @@ from typing import Any, get_args, get_origin
 
 from mbasfm.config import Config
 from mbasfm.errors import ConfigError
-from mbasfm.io.plain import write_text
+from mbasfm.io.text_files import write_text
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from mbasfm.errors import InputError
-from mbasfm.io.plain import read_json, write_text
+from mbasfm.io.text_files import read_json, write_text
 
 SUFFIXES = frozenset({".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"})
 SMALL_SIDE_PX = 320

@@ -1,0 +1,1 @@
+"""Marginalized bundle adjustment: unknowns, linear algebra, two solvers, covariance, diagnosis."""

@@ -1,0 +1,251 @@
+"""Marginalized bundle adjustment: one call for both stages, both solvers and re-localization."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mbasfm.adjust.adam import AdamDescent, solve_adam
+from mbasfm.adjust.check_inputs import check_inputs, check_stage
+from mbasfm.adjust.covariance import pose_covariance
+from mbasfm.adjust.diagnosis import Diagnosis, diagnose, find_stuck
+from mbasfm.adjust.gauge import find_gauge, fix_roots
+from mbasfm.adjust.levenberg_marquardt import Descent, solve_lm
+from mbasfm.adjust.normal_equations import Pairing
+from mbasfm.adjust.pose_priors import PosePriors
+from mbasfm.adjust.problem import Problem, Step
+from mbasfm.adjust.stage import COARSE, Stage
+from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, PriorTerm, make_priors, number_unknowns
+from mbasfm.errors import ConfigError, DegenerateError
+from mbasfm.objective.distribution import Binning
+from mbasfm.objective.isotropic import IsotropicForm
+from mbasfm.objective.residual_kind import Form
+from mbasfm.objective.split import SplitForm
+from mbasfm.runtime.threads import one_core
+from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.samples import SampleSource
+
+MANY_SAMPLES = 200_000
+"""Fewer are faster on one core; on a busy machine by far."""
+RESTART_NEIGHBOURS = 3
+RESTART_STEPS = 30
+OnStep = Callable[[Stage, Step, Cameras], None]
+Record = Callable[[Step, Descent | AdamDescent], None]
+History = tuple[tuple[str, Step], ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an adjustment has come: with it and the same input it goes on as if it had never stopped."""
+
+    place: tuple[int, int]
+    """Number of the stage, and how often stuck frames were started again in it."""
+    state: Descent | AdamDescent
+    history: History
+
+
+@runtime_checkable
+class Journal(Protocol):
+    """Remembers how far an adjustment has come."""
+
+    def last(self) -> Progress | None:
+        """What was kept of an earlier run with the same input; the same on all processes."""
+
+    def keep(self, progress: Progress) -> None:
+        """Called after every step. The next step changes what is in it, so what is to be kept must be written now."""
+
+
+@dataclass(frozen=True)
+class Adjustment:
+    """Adjusted cameras and what is known about each of them."""
+
+    cameras: Cameras
+    registered: Bool[Tensor, " N"]
+    """False: no edge, or not a single residual that could move the frame; the cameras' row means nothing then."""
+    reason: tuple[str, ...]
+    """Why a frame is not registered; empty for the others."""
+    diagnosis: Diagnosis
+    pose_covariance: Float[Tensor, "N 6 6"]
+    """Of the twist (omega [rad], tau [world length]) with T <- exp(xi) T, relative to the component's root."""
+    steps: History
+    """History: name of the stage and what the step did."""
+
+
+def adjust(
+    cameras: Cameras,
+    samples: SampleSource,
+    stage: Stage | Sequence[Stage],
+    fixed: Fixed | None = None,
+    on_step: OnStep | None = None,
+    pose_priors: PosePriors | None = None,
+    journal: Journal | None = None,
+) -> Adjustment:
+    """Register all frames into one world by the stage's objective (or by several stages, one after the other).
+
+    ``fixed`` says which unknowns of which frames must not move (none by default). Where a connected component has no
+    fixed pose its best connected frame is held; where nothing determines its size, depth is kept on average as the
+    depth model gave it. ``on_step`` is called after every step of the solver. ``pose_priors`` are known up to a
+    similarity, so they bend components but do not move them; `lm` uses them, `adam` does not. ``journal``
+    is told after every step how far this is, and asked at the beginning where an earlier run stopped.
+    """
+    stages = [stage] if isinstance(stage, Stage) else list(stage)
+    if not stages:
+        raise ConfigError("no stage was given; use SPLIT_STAGES or PAPER_STAGES of mbasfm.config")
+    for item in stages:
+        check_stage(item)
+    fixed = fixed or Fixed.build(cameras.num_frames)
+    check_inputs(cameras, samples, fixed)
+    active, fixed = _drop_settled(samples, cameras, fixed)
+    log = _Log(on_step, journal)
+    is_small = samples.num_edges * samples.samples_per_edge < MANY_SAMPLES
+    with one_core() if is_small else nullcontext():
+        for number, item in enumerate(stages):
+            for attempt in range(1 + item.restarts):
+                place = number, attempt
+                if log.is_past(place):
+                    continue
+                state = log.state(place)
+                if attempt > 0 and state is None:
+                    stuck = find_stuck(cameras, active, item, fixed)
+                    if not stuck.any() or stuck.all():
+                        break
+                    cameras = _restart(cameras, active, fixed, stuck)
+                cameras = _run(cameras, active, item, fixed, partial(log.note, item, place), pose_priors, state)
+        problem = make_problem(cameras, active, stages[-1], fixed)
+        priors = _priors(cameras, problem, pose_priors)
+        return _report(cameras, samples, problem, priors, fixed, tuple(log.history))
+
+
+class _Log:
+    """What was done so far, before and after an interruption."""
+
+    def __init__(self, on_step: OnStep | None, journal: Journal | None):
+        self._on_step, self._journal = on_step, journal
+        self._stopped = None if journal is None else journal.last()
+        self.history = [] if self._stopped is None else list(self._stopped.history)
+
+    def is_past(self, place: tuple[int, int]) -> bool:
+        """Whether it was finished before the interruption."""
+        return self._stopped is not None and place < self._stopped.place
+
+    def state(self, place: tuple[int, int]) -> Descent | AdamDescent | None:
+        """To go on with, if the interruption came here."""
+        return self._stopped.state if self._stopped is not None and place == self._stopped.place else None
+
+    def note(self, stage: Stage, place: tuple[int, int], step: Step, state: Descent | AdamDescent) -> None:
+        """Called after every step."""
+        self.history.append((stage.name, step))
+        if self._on_step is not None:
+            self._on_step(stage, step, state.cameras)
+        if self._journal is not None and step.accepted:  # a rejected step ends the solver and would be done again
+            self._journal.keep(Progress(place, state, tuple(self.history)))
+
+
+def make_problem(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fixed) -> Problem:
+    """Everything that stays the same while a stage runs."""
+    gauge = find_gauge(samples, fixed)
+    unknowns = number_unknowns(fix_roots(fixed, gauge), cameras.intrinsics)
+    if unknowns.count == 0:
+        raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
+    binning = Binning(stage.tau_max, stage.num_bins, stage.log_scale)
+    form: Form
+    if stage.residual == "split":
+        form = SplitForm.build(samples, cameras.num_frames, binning, stage.loss)
+    else:
+        form = IsotropicForm.build(samples, cameras.num_frames, binning, stage.loss, stage.per_star)
+    return Problem(form, samples, unknowns, Pairing.build(samples.edges, cameras.num_frames), gauge, stage)
+
+
+def _priors(cameras: Cameras, problem: Problem, pose_priors: PosePriors | None) -> PriorTerm:
+    priors = make_priors(cameras, problem.unknowns, problem.stage.priors, problem.gauge.typical_raw)
+    return replace(priors, poses=problem.gauge.split(pose_priors))
+
+
+def _run(
+    cameras: Cameras,
+    samples: SampleSource,
+    stage: Stage,
+    fixed: Fixed,
+    record: Record,
+    pose_priors: PosePriors | None = None,
+    stopped: Descent | AdamDescent | None = None,
+) -> Cameras:
+    problem = make_problem(cameras, samples, stage, fixed)
+    priors = _priors(cameras, problem, pose_priors)
+    if stage.solver == "lm":
+        return solve_lm(problem, cameras, priors, record, stopped if isinstance(stopped, Descent) else None)
+    return solve_adam(problem, cameras, priors, record, stopped if isinstance(stopped, AdamDescent) else None)
+
+
+def _drop_settled(samples: SampleSource, cameras: Cameras, fixed: Fixed) -> tuple[SampleSource, Fixed]:
+    """Leave out edges that no unknown can change, and hold frames without edges: they must not blur histograms."""
+    i, j = samples.edges.unbind(-1)
+    unknowns = number_unknowns(fixed, cameras.intrinsics)
+    moves = unknowns.index >= 0
+    pose, intrinsic = moves[:, 0], moves[:, SLOT_INTRINSIC:].any(-1)
+    depth = moves[:, SLOT_SCALE] | moves[:, SLOT_SHIFT]
+    free = pose[i] | pose[j] | depth[i] | intrinsic[i] | intrinsic[j]
+    if not bool(free.any()):
+        raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
+    active = samples if bool(free.all()) else samples.select(free)
+    seen = torch.bincount(active.edges.flatten(), minlength=cameras.num_frames) > 0
+    source = torch.bincount(active.edges[:, 0], minlength=cameras.num_frames) > 0
+    held = replace(fixed, pose=fixed.pose | ~seen, scale=fixed.scale | ~source, shift=fixed.shift | ~source)
+    return active, held
+
+
+def _restart(cameras: Cameras, samples: SampleSource, fixed: Fixed, stuck: Bool[Tensor, " N"]) -> Cameras:
+    """Start stuck frames again from their best neighbours, one at a time, with all others held."""
+    for frame in torch.nonzero(stuck).flatten().tolist():
+        mine = (samples.edges == frame).any(-1)
+        near = samples.select(mine)
+        others = near.edges[near.edges != frame]
+        mass = torch.zeros(cameras.num_frames, dtype=torch.float64)
+        mass.index_add_(0, others, near.edge_mass())
+        mass[stuck] = 0
+        hold = Fixed(*(value | (torch.arange(cameras.num_frames) != frame) for value in vars(fixed).values()))
+        candidates = []
+        for neighbour in mass.topk(min(RESTART_NEIGHBOURS, len(mass))).indices[:RESTART_NEIGHBOURS].tolist():
+            if mass[neighbour] > 0:
+                candidates.append(_start_at(cameras, near, hold, frame, neighbour))
+        if candidates:
+            cameras = max(candidates, key=lambda item: item[0])[1]
+            stuck = stuck & (torch.arange(len(stuck)) != frame)
+    return cameras
+
+
+def _start_at(cameras: Cameras, near: SampleSource, hold: Fixed, frame: int, neighbour: int) -> tuple[float, Cameras]:
+    """Give the frame its neighbour's pose and let the coarse stage find its own; returns the score too."""
+    pose = cameras.cam_from_world.clone()
+    pose[frame] = pose[neighbour]
+    scale, shift = cameras.depth_scale.clone(), cameras.depth_shift.clone()
+    scale[frame], shift[frame] = scale[neighbour], 0.0
+    moved = replace(cameras, cam_from_world=pose, depth_scale=scale, depth_shift=shift)
+    scores: list[float] = []
+    stage = replace(COARSE, max_steps=RESTART_STEPS)
+    moved = _run(moved, near, stage, hold, lambda step, state: scores.append(step.score))
+    return (scores[-1] if scores and scores[-1] == scores[-1] else float("-inf")), moved
+
+
+def _report(
+    cameras: Cameras,
+    samples: SampleSource,
+    problem: Problem,
+    priors: PriorTerm,
+    fixed: Fixed,
+    history: History,
+) -> Adjustment:
+    diagnosis = diagnose(cameras, samples, problem.stage)
+    stuck = find_stuck(cameras, samples, problem.stage, fixed)
+    seen = torch.bincount(samples.edges.flatten(), minlength=cameras.num_frames) > 0
+    reason = tuple(
+        "no edge to any other frame" if not has_edge else diagnosis.explain(frame) if is_stuck else ""
+        for frame, (has_edge, is_stuck) in enumerate(zip(seen.tolist(), stuck.tolist(), strict=True))
+    )
+    covariance = pose_covariance(problem, cameras, priors)
+    return Adjustment(cameras, seen & ~stuck, reason, diagnosis, covariance, history)

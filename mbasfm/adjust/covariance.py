@@ -1,0 +1,169 @@
+"""How sure a pose is: the sandwich covariance A^-1 B A^-1 of the estimator.
+
+A is the curvature of the loss. B, the spread of its gradient, is estimated in two ways. Clustered: gradients are summed
+per source frame before they are squared, because residuals of one frame share the errors of its depth map; right for
+any correlation, but noisy with few frames, and blind to a frame's own depth correction, whose gradient is zero at the
+optimum. Modelled: matches are independent, and all depths of a frame are worth DEPTH_VOTES independent ones. The result
+leans on the clustered one the more frames there are.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mbasfm.adjust.gauge import Gauge
+from mbasfm.adjust.levenberg_marquardt import linearize
+from mbasfm.adjust.linear_solve import dense_matrix
+from mbasfm.adjust.normal_equations import NormalEquations
+from mbasfm.adjust.problem import Problem
+from mbasfm.adjust.unknowns import SLOT_SCALE, SLOT_SHIFT, PriorTerm, Unknowns
+from mbasfm.geometry.rigid import camera_centers
+from mbasfm.objective.edge_block import POSE_COLUMNS
+from mbasfm.objective.isotropic import FrozenIsotropic
+from mbasfm.objective.losses import WeightTable
+from mbasfm.objective.residual_kind import source_mass
+from mbasfm.objective.split import DEPTH_VOTES, FrozenSplit
+from mbasfm.types.cameras import Cameras
+
+CLUSTERS_FOR_HALF = 30.0
+"""Neighbours of a frame at which the clustered and the modelled spread count the same."""
+MOST_UNKNOWNS = 2000
+"""Of which the whole covariance is computed: twice as many take half a minute and a gigabyte."""
+
+
+def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Float[Tensor, "N 6 6"]:
+    """Covariance of each pose's twist (omega [rad], tau [world length]), relative to its component's root.
+
+    World scale is the gauge in which depth corrections are 1 on average. Fixed poses have covariance 0. Beyond a few
+    hundred frames only a frame's own block is inverted: the covariance given its neighbours, which is smaller.
+    """
+    frozen = problem.form.start(cameras)
+    equations, scores = _collect_scores(problem, cameras, frozen)
+    curvature = _curvature(problem, cameras, frozen)
+    prior = priors.evaluate(cameras, problem.unknowns)[2]
+    if problem.unknowns.count > MOST_UNKNOWNS:
+        return _conditional(problem.unknowns, equations, curvature)
+    hessian = dense_matrix(curvature) + torch.diag(prior)
+    if int(torch.linalg.cholesky_ex(hessian).info) != 0:  # far from a minimum: use the majoriser's curvature
+        hessian = dense_matrix(equations) + torch.diag(prior)
+    scale = torch.diagonal(hessian).clamp_min(1e-300).rsqrt()
+    bread = scale[:, None] * torch.linalg.pinv(scale[:, None] * hessian * scale, hermitian=True) * scale
+    for direction, constraint in _scale_gauges(cameras, problem.unknowns, problem.gauge):
+        projector = torch.eye(len(direction), dtype=torch.float64)
+        projector -= torch.outer(direction, constraint) / (constraint @ direction)
+        bread = projector @ bread
+    modelled = dense_matrix(_modelled_scores(problem, cameras, frozen)) + torch.diag(prior)
+    clustered = scores.T @ scores + torch.diag(prior)
+    neighbours = torch.bincount(problem.pairing.pairs.flatten(), minlength=cameras.num_frames).double()
+    trust = (neighbours / (neighbours + CLUSTERS_FOR_HALF))[:, None, None]
+    blocks = [_pose_blocks(bread @ meat @ bread.T, problem.unknowns) for meat in (modelled, clustered)]
+    return torch.lerp(blocks[0], blocks[1], trust)
+
+
+def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[NormalEquations, Float[Tensor, "N U"]]:
+    """Normal equations with the solver's weights, and the gradient of each source frame's residuals."""
+    unknowns, edges = problem.unknowns, problem.samples.edges
+    equations = NormalEquations(problem.pairing, cameras, unknowns)
+    dense = unknowns.count <= MOST_UNKNOWNS
+    scores = torch.zeros(cameras.num_frames if dense else 0, unknowns.count + 1, dtype=torch.float64)
+    column = torch.where(unknowns.index >= 0, unknowns.index, unknowns.count)  # the last one collects what is fixed
+
+    def sink(chunk: slice, gram: Tensor) -> None:
+        equations.add(chunk, gram)
+        if dense:
+            i, j = edges[chunk].unbind(-1)
+            gradient = equations.in_frames(chunk, gram)[:, :-1, -1]
+            columns = torch.cat([column[i], column[j]], -1)
+            scores.index_put_((i[:, None].expand_as(columns), columns), gradient, accumulate=True)
+
+    problem.form.linearize(cameras, frozen, unknowns.columns, sink)
+    problem.form.share.total(*equations.sums, scores)
+    return equations, scores[:, :-1]
+
+
+def _modelled_scores(problem: Problem, cameras: Cameras, frozen: Any) -> NormalEquations:
+    """Sum of squared gradients: normal equations with weights (w r)^2 / d instead of w."""
+    if isinstance(frozen, FrozenIsotropic):
+        mass = source_mass(problem.samples, cameras.num_frames)
+        inflation = (mass / DEPTH_VOTES).clamp_min(1)
+        inflation = inflation if len(frozen.gain) > 1 else inflation[mass > 0].mean()[None]
+        squared = replace(frozen, table=score_table(frozen.table, 2), gain=frozen.gain.square() * inflation)
+        return linearize(problem, cameras, squared)[1]
+    squared = replace(frozen, across=score_table(frozen.across, 1), along=score_table(frozen.along, 1))
+    return linearize(problem, cameras, squared)[1]
+
+
+def score_table(table: WeightTable, dimension: int) -> WeightTable:
+    """(w r)^2 / d: mean square of the gradient over directions."""
+    inside = (table.weight[:, :-1] * table.binning.centers()).square() / dimension
+    return replace(table, weight=torch.nn.functional.pad(inside, (0, 1)))
+
+
+def _curvature(problem: Problem, cameras: Cameras, frozen: Any) -> NormalEquations:
+    """Second derivative of the loss: weights w + w' r / d may be negative, so both signs are summed apart."""
+    positive, negative = (_with_curvature(frozen, sign) for sign in (1.0, -1.0))
+    _, total = linearize(problem, cameras, positive)
+    _, minus = linearize(problem, cameras, negative)
+    total.diagonal -= minus.diagonal
+    total.off_diagonal -= minus.off_diagonal
+    return total
+
+
+def _with_curvature(frozen: Any, sign: float) -> Any:
+    if isinstance(frozen, FrozenIsotropic):
+        return replace(frozen, table=curvature_table(frozen.table, 2, sign))
+    assert isinstance(frozen, FrozenSplit)
+    across, along = curvature_table(frozen.across, 1, sign), curvature_table(frozen.along, 1, sign)
+    return replace(frozen, across=across, along=along)
+
+
+def curvature_table(table: WeightTable, dimension: int, sign: float) -> WeightTable:
+    """Positive (or, with sign -1, negated negative) part of w + w' r / d, the mean curvature over directions."""
+    center, inside = table.binning.centers(), table.weight[:, :-1]
+    slope = torch.gradient(inside, spacing=(center,), dim=1)[0]
+    curvature = inside + slope * center / dimension
+    return replace(table, weight=torch.nn.functional.pad((sign * curvature).clamp_min(0), (0, 1)))
+
+
+def _scale_gauges(cameras: Cameras, unknowns: Unknowns, gauge: Gauge) -> list[tuple[Tensor, Tensor]]:
+    """For each component of free scale: the direction of growth, and the constraint that depths keep their mean."""
+    centers = camera_centers(cameras.cam_from_world)
+    pivot = centers[gauge.root][gauge.component]
+    sign = torch.where(cameras.is_disparity, -1.0, 1.0).double()
+    slots = torch.zeros(unknowns.index.shape, dtype=torch.float64)
+    growth = (cameras.cam_from_world[..., :3] @ (pivot - centers)[..., None]).squeeze(-1)
+    slots[:, 3:POSE_COLUMNS] = growth
+    slots[:, SLOT_SCALE] = sign
+    slots[:, SLOT_SHIFT] = sign * cameras.depth_shift
+    result = []
+    for number in torch.nonzero(gauge.scale_is_free).flatten():
+        mine = (gauge.component == number)[:, None] & (unknowns.index >= 0)
+        direction, constraint = torch.zeros(2, unknowns.count, dtype=torch.float64)
+        direction[unknowns.index[mine]] = slots[mine]
+        scales = mine[:, SLOT_SCALE]
+        constraint[unknowns.index[scales, SLOT_SCALE]] = sign[scales]
+        if float(constraint @ direction) > 0:
+            result.append((direction, constraint))
+    return result
+
+
+def _pose_blocks(covariance: Float[Tensor, "U U"], unknowns: Unknowns) -> Float[Tensor, "N 6 6"]:
+    columns = unknowns.index[:, :POSE_COLUMNS]
+    free = columns[:, 0] >= 0
+    blocks = torch.zeros(len(columns), POSE_COLUMNS, POSE_COLUMNS, dtype=torch.float64)
+    blocks[free] = covariance[columns[free][:, :, None], columns[free][:, None, :]]
+    return blocks
+
+
+def _conditional(unknowns: Unknowns, equations: NormalEquations, curvature: NormalEquations) -> Float[Tensor, "N 6 6"]:
+    """Inverse of each pose's own block of curvature, for problems too large to invert as a whole."""
+    free = unknowns.index[:, 0] >= 0
+    blocks = torch.zeros(len(free), POSE_COLUMNS, POSE_COLUMNS, dtype=torch.float64)
+    own = curvature.diagonal[free, :POSE_COLUMNS, :POSE_COLUMNS]
+    bad = torch.linalg.cholesky_ex(own).info != 0
+    own = torch.where(bad[:, None, None], equations.diagonal[free, :POSE_COLUMNS, :POSE_COLUMNS], own)
+    blocks[free] = torch.linalg.pinv(own, hermitian=True)
+    return blocks

@@ -1,0 +1,121 @@
+"""Iteratively re-weighted Levenberg-Marquardt on the frozen loss."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mbasfm.adjust.linear_solve import System, reduce_system
+from mbasfm.adjust.normal_equations import NormalEquations
+from mbasfm.adjust.problem import Problem, Step
+from mbasfm.adjust.unknowns import PriorTerm, retract
+from mbasfm.types.cameras import Cameras
+
+FIRST_DAMPING = 1e-4
+MIN_GAIN = 1e-3
+"""Share of the promised decrease a step must bring to be taken."""
+MAX_TRIES = 8
+SETTLED_STEPS = 2
+"""Steps in a row below the tolerance before the stage ends: one alone may only follow a large damping."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Between two steps: all that the next one depends on, so that a run that was stopped can go on with it."""
+
+    cameras: Cameras
+    priors: PriorTerm
+    statistics: Any = None
+    """Of the residuals, from which the loss is frozen; None: not measured yet."""
+    damping: float = FIRST_DAMPING
+    settled: int = 0
+    """Steps in a row below the tolerance."""
+    score: float = float("nan")
+    num_steps: int = 0
+    seconds: float = 0.0
+
+
+def linearize(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[float, NormalEquations]:
+    """Loss and normal equations of the data at the present cameras."""
+    equations = NormalEquations(problem.pairing, cameras, problem.unknowns)
+    loss = problem.form.linearize(cameras, frozen, problem.unknowns.columns, equations.add)
+    problem.form.share.total(*equations.sums)
+    return loss, equations
+
+
+def solve_lm(
+    problem: Problem,
+    cameras: Cameras,
+    priors: PriorTerm,
+    on_step: Callable[[Step, Descent], None],
+    stopped: Descent | None = None,
+) -> Cameras:
+    """Descend until steps bring no more than the tolerance; from the cameras or, if there is one, where it stopped."""
+    state = stopped or Descent(cameras, priors)
+    form, stage, start = problem.form, problem.stage, time.perf_counter() - state.seconds
+    mass = float(problem.samples.edge_mass().sum())
+    frozen = form.start(cameras) if state.statistics is None else form.freeze(state.statistics)
+    while state.num_steps < stage.max_steps and state.settled < SETTLED_STEPS:
+        cameras, priors, damping = state.cameras, state.priors, state.damping
+        data_loss, equations = linearize(problem, cameras, frozen)
+        prior_loss, prior_gradient, prior_diagonal = priors.evaluate(cameras, problem.unknowns)
+        system = reduce_system(equations, prior_diagonal, prior_gradient)
+        loss = data_loss + prior_loss
+        attempt = _try_steps(problem, cameras, priors, frozen, system, loss, damping)
+        seconds = time.perf_counter() - start
+        if attempt.cameras is None:
+            on_step(Step(seconds, loss / mass, state.score, damping, False), state)
+            break
+        settled = state.settled + 1 if attempt.decrease <= stage.tolerance * abs(loss) else 0
+        state = Descent(
+            *problem.gauge.normalize(attempt.cameras, priors),
+            attempt.statistics,
+            attempt.damping,
+            settled,
+            attempt.score,
+            state.num_steps + 1,
+            seconds,
+        )
+        on_step(Step(seconds, loss / mass, attempt.score, damping, True), state)
+        frozen = form.freeze(state.statistics)
+    return state.cameras
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    cameras: Cameras | None
+    statistics: Any
+    damping: float
+    decrease: float
+    score: float
+
+
+def _try_steps(
+    problem: Problem,
+    cameras: Cameras,
+    priors: PriorTerm,
+    frozen: Any,
+    system: System,
+    loss: float,
+    damping: float,
+) -> _Attempt:
+    """Raise the damping until a step brings a fair share of the decrease it promises (Nielsen's rule)."""
+    growth = 2.0
+    for _ in range(MAX_TRIES):
+        diagonal = damping * system.diagonal.clamp_min(1e-12)
+        step = system.solve(diagonal)
+        if step is not None:
+            candidate = retract(cameras, problem.unknowns, step)
+            data_loss, statistics = problem.form.measure(candidate, frozen)
+            decrease = loss - data_loss - priors.evaluate(candidate, problem.unknowns)[0]
+            promised = float(0.5 * step @ (diagonal * step - system.gradient))
+            gain = decrease / max(promised, 1e-300)
+            if gain > MIN_GAIN:
+                score = float(problem.form.distribution(statistics).score()[0])
+                factor = max(1 / 3, 1 - (2 * gain - 1) ** 3)
+                return _Attempt(candidate, statistics, max(damping * factor, 1e-9), decrease, score)
+            if promised <= problem.stage.tolerance * abs(loss):
+                break
+        damping *= growth
+        growth *= 2
+    return _Attempt(None, None, damping, 0.0, float("nan"))

@@ -1,0 +1,148 @@
+"""Normal equations: from Gram matrices of edges to frame blocks of a linear system in the free unknowns.
+
+Every frame has its own block of unknowns (pose 6, log alpha, beta, then log focal and k1 where refined). Sharing and
+fixing are one map from (frame, slot) to a column of the reduced system, -1 for fixed: the cross terms of a shared
+focal come out by construction.
+
+Where the blocks of a matrix over thousands of frames lie: given by the pairs, the same in every step.
+
+Several processes share the rows, so that each keeps and multiplies its own part of the matrix only.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Unknowns
+from mbasfm.geometry.graphs import cluster_frames
+from mbasfm.geometry.rigid import adjoint
+from mbasfm.objective.edge_block import FRAME_COLUMNS, POSE_COLUMNS
+from mbasfm.objective.reference import relative_poses
+from mbasfm.runtime.distributed import own_part
+from mbasfm.types.cameras import Cameras
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """This process's rows of frames, both triangles, columns in order: the fastest form to multiply with."""
+
+    num_frames: int
+    rows: slice
+    start: Int[np.ndarray, " R1"]
+    """First block of each row, and the number of all."""
+    column: Int[np.ndarray, " B"]
+    upper: Int[Tensor, " A"]
+    """Pairs whose first frame has its row here."""
+    lower: Int[Tensor, " C"]
+    """Pairs whose second frame has."""
+    place: Int[Tensor, " B"]
+    """Where blocks go: those of the diagonal, of ``upper``, of ``lower``."""
+    cluster: Int[Tensor, " N"]
+
+    @staticmethod
+    def build(pairs: Int[Tensor, "P 2"], num_frames: int) -> "BlockLayout":
+        """Sort the blocks by row and column."""
+        rows = own_part(num_frames)
+        low, high = pairs.unbind(-1)
+        upper, lower = (torch.nonzero((end >= rows.start) & (end < rows.stop)).flatten() for end in (low, high))
+        frames = torch.arange(rows.start, rows.stop)
+        row, column = torch.cat([frames, low[upper], high[lower]]), torch.cat([frames, high[upper], low[lower]])
+        order = (row * num_frames + column).argsort()
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order))
+        start = torch.searchsorted(row[order], torch.arange(rows.start, rows.stop + 1))
+        cluster = cluster_frames(pairs, num_frames)
+        return BlockLayout(num_frames, rows, start.numpy(), column[order].numpy(), upper, lower, place, cluster)
+
+    def assemble(
+        self, diagonal: Float[Tensor, "N D D"], off_diagonal: Float[Tensor, "P D D"]
+    ) -> scipy.sparse.bsr_matrix:
+        """This process's rows of the matrix."""
+        slots = diagonal.shape[-1]
+        data = diagonal.new_empty(len(self.place), slots, slots)
+        places = self.place.split([self.rows.stop - self.rows.start, len(self.upper), len(self.lower)])
+        parts = diagonal[self.rows], off_diagonal[self.upper], off_diagonal[self.lower].mT
+        for place, part in zip(places, parts, strict=True):
+            data.index_copy_(0, place, part)
+        shape = ((self.rows.stop - self.rows.start) * slots, self.num_frames * slots)
+        return scipy.sparse.bsr_matrix((data.numpy(), self.column, self.start), shape=shape)
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """The unordered pairs of frames that edges connect."""
+
+    edges: Int[Tensor, "E 2"]
+    pairs: Int[Tensor, "P 2"]
+    """low, high."""
+    of_edge: Int[Tensor, " E"]
+    num_frames: int
+
+    @cached_property
+    def layout(self) -> BlockLayout:
+        """Of a matrix with a block for each pair."""
+        return BlockLayout.build(self.pairs, self.num_frames)
+
+    @staticmethod
+    def build(edges: Int[Tensor, "E 2"], num_frames: int) -> "Pairing":
+        """Number the pairs."""
+        keys, of_edge = torch.unique(edges.amin(-1) * num_frames + edges.amax(-1), return_inverse=True)
+        return Pairing(edges, torch.stack([keys // num_frames, keys % num_frames], -1), of_edge, num_frames)
+
+
+class NormalEquations:
+    """Sums of Gram matrices in frame blocks: the one mutable accumulator, alive during one linearisation."""
+
+    def __init__(self, pairing: Pairing, cameras: Cameras, unknowns: Unknowns):
+        num_frames, slots = unknowns.index.shape
+        self.unknowns, self.pairs, self._pairing, self.cameras = unknowns, pairing.pairs, pairing, cameras
+        self.diagonal = torch.zeros(num_frames, slots, slots, dtype=torch.float64)
+        self.off_diagonal = torch.zeros(len(self.pairs), slots, slots, dtype=torch.float64)
+        self.gradient = torch.zeros(num_frames, slots, dtype=torch.float64)
+
+    def add(self, chunk: slice, gram: Float[Tensor, "e C1 C1"]) -> None:
+        """Add a block of edges, given in the relative pose."""
+        slots = self.unknowns.slots
+        local = self.in_frames(chunk, gram)
+        i, j = self._pairing.edges[chunk].unbind(-1)
+        of_i, of_j = slice(0, slots), slice(slots, 2 * slots)
+        self.diagonal.index_add_(0, i, local[:, of_i, of_i])
+        self.diagonal.index_add_(0, j, local[:, of_j, of_j])
+        cross = torch.where((i < j)[:, None, None], local[:, of_i, of_j], local[:, of_j, of_i])
+        self.off_diagonal.index_add_(0, self._pairing.of_edge[chunk], cross)
+        self.gradient.index_add_(0, i, local[:, of_i, -1])
+        self.gradient.index_add_(0, j, local[:, of_j, -1])
+
+    @property
+    def layout(self) -> BlockLayout:
+        """Of the matrix."""
+        return self._pairing.layout
+
+    @property
+    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All that was added up."""
+        return self.diagonal, self.off_diagonal, self.gradient
+
+    def in_frames(self, chunk: slice, gram: Float[Tensor, "e C1 C1"]) -> Float[Tensor, "e F F"]:
+        """Gram matrices in the unknowns of both frames: slots of i, slots of j, residual."""
+        frames = self._frames_from_edge(chunk)
+        return frames @ gram @ frames.mT
+
+    def _frames_from_edge(self, chunk: slice) -> Float[Tensor, "e F C1"]:
+        """Which slot of which frame moves which column of an edge: zeta = xi_j - Ad xi_i, the rest by selection."""
+        slots, columns = self.unknowns.slots, self.unknowns.columns
+        minus_adjoint_t = -adjoint(relative_poses(self.cameras, self._pairing.edges[chunk])).mT
+        matrix = torch.zeros(len(minus_adjoint_t), 2 * slots + 1, columns.total + 1, dtype=torch.float64)
+        pose = torch.arange(POSE_COLUMNS)
+        matrix[:, :POSE_COLUMNS, :POSE_COLUMNS] = minus_adjoint_t
+        matrix[:, slots + pose, pose] = 1
+        matrix[:, SLOT_SCALE, SLOT_SCALE] = matrix[:, SLOT_SHIFT, SLOT_SHIFT] = matrix[:, -1, -1] = 1
+        for number in range(columns.num_intrinsic):
+            column, slot = FRAME_COLUMNS + 2 * number, SLOT_INTRINSIC + number
+            matrix[:, slot, column] = matrix[:, slots + slot, column + 1] = 1
+        return matrix

@@ -1,0 +1,36 @@
+"""What the solvers work on, and what they tell after each step."""
+
+from dataclasses import dataclass
+
+from mbasfm.adjust.gauge import Gauge
+from mbasfm.adjust.normal_equations import Pairing
+from mbasfm.adjust.stage import Stage
+from mbasfm.adjust.unknowns import Unknowns
+from mbasfm.objective.residual_kind import Form
+from mbasfm.types.samples import SampleSource
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a stage's history."""
+
+    seconds: float
+    """Since the start of the stage."""
+    loss: float
+    """Under the distribution at the start of the step, per sample."""
+    score: float
+    """S^m per sample after the step [px]; not comparable between stages with different tau_max. NaN before any."""
+    damping: float
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What stays the same during one stage."""
+
+    form: Form
+    samples: SampleSource
+    unknowns: Unknowns
+    pairing: Pairing
+    gauge: Gauge
+    stage: Stage

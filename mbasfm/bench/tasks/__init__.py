@@ -1,0 +1,1 @@
+"""Kinds of benchmarks, one file each."""

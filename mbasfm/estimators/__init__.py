@@ -1,0 +1,1 @@
+"""The pose of one pair or of one frame, by RANSAC."""

@@ -1,0 +1,171 @@
+"""Pose of one frame from its matches with points of known place: candidates, their score, and what is chance."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import poselib
+import pycolmap
+from jaxtyping import Bool, Float64, Int64
+
+from mbasfm.estimators.chance import log10_false_alarms
+from mbasfm.types.cameras import Lens
+from mbasfm.types.pairs import TwoView
+
+POSE_POINTS = 3
+MIN_POINTS = 6
+LIMITS_PX = (5.0, 15.0)
+"""A pose is searched with a strict and a generous limit [px at a long side of 1024]: points may be rough."""
+SCORE_PX = 20.0
+"""tau_max of the score by which candidates are compared [px at a long side of 1024]."""
+NUM_SINGLE = 3
+"""Poses are also searched in so many single frames, those that share most with the new one."""
+OPTIONS = {"max_iterations": 5000, "min_iterations": 200, "seed": 0}
+
+
+@dataclass(frozen=True)
+class Sightings:
+    """Matches of one frame's keypoints with keypoints of placed frames, and the points that these show."""
+
+    own: Int64[np.ndarray, " M"]
+    """Keypoint of the new frame."""
+    frame: Int64[np.ndarray, " M"]
+    """Placed frame."""
+    theirs: Int64[np.ndarray, " M"]
+    """Its keypoint."""
+    pixels: Float64[np.ndarray, "M 2"]
+    """Of the new frame's keypoint [px]."""
+    points: Float64[np.ndarray, "M 3"]
+    """In the world; NaN where the placed frame's depth says nothing."""
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def take(self, chosen: np.ndarray) -> "Sightings":
+        """Some of them."""
+        return Sightings(*(column[chosen] for column in vars(self).values()))
+
+    @property
+    def has_point(self) -> Bool[np.ndarray, " M"]:
+        """Which ones lead to a point."""
+        return np.isfinite(self.points).all(1)
+
+
+def residuals_px(
+    cam_from_world: Float64[np.ndarray, "3 4"], sightings: Sightings, lens: Lens
+) -> Float64[np.ndarray, " M"]:
+    """Distance of each keypoint from its point's image [px at a long side of 1024]; infinite without or behind."""
+    points = sightings.points @ cam_from_world[:, :3].T + cam_from_world[:, 3]
+    ahead = points[:, 2] > 1e-9  # False for NaN
+    seen = np.full((len(sightings), 2), np.inf)
+    if ahead.any():
+        seen[ahead] = _camera(lens).project(points[ahead, :2] / points[ahead, 2:])
+    distance = np.linalg.norm(seen - sightings.pixels, axis=1) / lens.px_per_reference_px
+    return np.where(np.isfinite(distance), distance, np.inf)
+
+
+def _camera(lens: Lens) -> poselib.Camera:
+    camera = lens.camera()
+    return poselib.Camera(camera["model"], camera["params"], camera["width"], camera["height"])
+
+
+def score(residuals: Float64[np.ndarray, " M"]) -> float:
+    """S^m (eqn:binary_scoring_funciton_thresholds) as a share of its largest value."""
+    return float(np.clip(1 - residuals / SCORE_PX, 0, None).mean()) if len(residuals) else 0.0
+
+
+def best_pose(sightings: Sightings, lens: Lens, starts: Sequence[Float64[np.ndarray, "3 4"]] = ()) -> np.ndarray | None:
+    """The candidate, of those given and those found by RANSAC, that agrees with most points."""
+    known = sightings.take(sightings.has_point)
+    candidates = [*starts, *_candidates(known, lens)]
+    scores = [score(residuals_px(pose, known, lens)) for pose in candidates]
+    return candidates[int(np.argmax(scores))] if scores and max(scores) > 0 else None
+
+
+def _candidates(known: Sightings, lens: Lens) -> Iterator[Float64[np.ndarray, "3 4"]]:
+    """From all points together, and from those of the frames with most of them."""
+    numbers, counts = np.unique(known.frame, return_counts=True)
+    largest = numbers[np.argsort(-counts, kind="stable")[:NUM_SINGLE]]
+    for group in (known, *(known.take(known.frame == number) for number in largest.tolist())):
+        for limit in LIMITS_PX if len(group) >= MIN_POINTS else ():
+            options = {**OPTIONS, "max_reproj_error": limit * lens.px_per_reference_px}
+            pose, info = poselib.estimate_absolute_pose(group.pixels, group.points, lens.camera(), options, {})
+            if info["num_inliers"] >= MIN_POINTS and np.isfinite(pose.Rt).all():
+                yield pose.Rt
+
+
+def pose_from_pair(
+    view: TwoView,
+    pixels: tuple[Float64[np.ndarray, "A 2"], Float64[np.ndarray, "B 2"]],
+    lenses: tuple[Lens, Lens],
+    depth: Float64[np.ndarray, " A"],
+    placed_from_world: Float64[np.ndarray, "3 4"],
+) -> Float64[np.ndarray, "3 4"] | None:
+    """Pose of a pair's second frame from two-view geometry; depth of the first, placed frame tells the baseline."""
+    rays = [
+        _camera(lens).unproject(places[index])
+        for lens, places, index in zip(lenses, pixels, view.matches.T, strict=True)
+    ]
+    turned = np.column_stack([rays[0], np.ones(len(rays[0]))]) @ view.j_from_i[:, :3].T
+    step = view.j_from_i[:, 3]
+    slope, offset = step[:2] - rays[1] * step[2], turned[:, :2] - rays[1] * turned[:, 2:]
+    inverse_depth = -(offset * slope).sum(1) / np.maximum((slope * slope).sum(1), 1e-18)  # at a baseline of 1
+    baseline = inverse_depth * depth[view.matches[:, 0]]
+    baseline = baseline[np.isfinite(baseline) & (baseline > 0)]
+    if len(baseline) == 0:
+        return None
+    turn, move = view.j_from_i[:, :3], step * np.median(baseline)
+    return np.column_stack([turn @ placed_from_world[:, :3], turn @ placed_from_world[:, 3] + move])
+
+
+def estimate_focal(sightings: Sightings, lens: Lens) -> float:
+    """Focal length [px] of a frame from its points, by P4Pf and RANSAC; NaN if they cannot tell."""
+    known = sightings.take(sightings.has_point)
+    if len(known) < MIN_POINTS:
+        return float("nan")
+    estimation, refinement = pycolmap.AbsolutePoseEstimationOptions(), pycolmap.AbsolutePoseRefinementOptions()
+    estimation.estimate_focal_length = refinement.refine_focal_length = True
+    estimation.ransac.max_error = LIMITS_PX[-1] * lens.px_per_reference_px
+    estimation.ransac.random_seed = 0
+    width, height = (int(side) for side in lens.size)
+    params = [float(lens.size.max()), *lens.center]
+    camera = pycolmap.Camera(model="SIMPLE_PINHOLE", width=width, height=height, params=params)
+    found = pycolmap.estimate_and_refine_absolute_pose(known.pixels, known.points, camera, estimation, refinement)
+    focal = camera.focal_length if found is not None and found["num_inliers"] >= 2 * MIN_POINTS else float("nan")
+    return focal if 0.2 * lens.size.max() < focal < 10 * lens.size.max() else float("nan")
+
+
+def with_focal(lens: Lens, focal_px: float) -> Lens:
+    """The same lens with another focal length."""
+    return replace(lens, focal=np.full(2, focal_px))
+
+
+@dataclass(frozen=True)
+class Support:
+    """How many keypoints speak for a pose."""
+
+    num_keypoints: int
+    """Distinct ones that lead to a point."""
+    num_inliers: int
+    """Those of them that one of their points is near to."""
+    log10_false_alarms: float
+
+    @property
+    def inlier_share(self) -> float:
+        """Of the keypoints."""
+        return self.num_inliers / max(self.num_keypoints, 1)
+
+
+def support_of(
+    cam_from_world: Float64[np.ndarray, "3 4"], sightings: Sightings, lens: Lens, limit_px: float
+) -> Support:
+    """Count keypoints, not matches: one that many frames agree about is still one."""
+    known = sightings.take(sightings.has_point)
+    if len(known) == 0:
+        return Support(0, 0, 0.0)
+    _, keypoint, tries = np.unique(known.own, return_inverse=True, return_counts=True)
+    inside = residuals_px(cam_from_world, known, lens) < limit_px
+    inliers = len(np.unique(keypoint[inside]))
+    area = np.pi * (limit_px * lens.px_per_reference_px) ** 2 / float(np.prod(lens.size))
+    chance = float(np.mean(1 - (1 - min(area, 1.0)) ** tries))
+    return Support(len(tries), inliers, log10_false_alarms(len(tries), inliers, POSE_POINTS, chance))

@@ -1,0 +1,230 @@
+"""Two frames: which of their matches agree with one relative pose, and which pose that is.
+
+RANSAC is poselib's (LO-RANSAC with the five-point or seven-point solver). Whether a pair is more than chance is decided
+by the expected number of false alarms, so that few but clean matches count and many random ones do not.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import poselib
+import torch
+from jaxtyping import Bool, Float64, Int64
+
+from mbasfm.estimators.chance import (
+    ESSENTIAL_POINTS,
+    FUNDAMENTAL_POINTS,
+    MAX_LOG10_FALSE_ALARMS,
+    chance_near_line,
+    log10_false_alarms,
+)
+from mbasfm.geometry.fisheye import undistort_fisheye
+from mbasfm.types.cameras import Lens
+from mbasfm.types.pairs import TwoView
+
+MIN_INLIERS = 12
+MIN_INLIER_RATIO = 0.25
+MAX_ITERATIONS = 2000
+MIN_ITERATIONS = 100
+PLANE_SHARE = 0.9
+"""A pair with this share of its inliers on one homography says little about its translation."""
+RIVAL_SHARE = 0.7
+"""A pose that so many inliers allow may be the right one: the others may be wrong matches."""
+MIN_RIVAL_DEG = 3.0
+"""Poses that differ by less are one."""
+GRID = 16
+"""Cells per side in which matches are counted to estimate co-visibility."""
+
+
+def pack(view: TwoView | None) -> dict[str, np.ndarray]:
+    """A pair, or that there is none, as arrays to be stored; its frames' numbers are left out."""
+    if view is None:
+        return {}
+    numbers = [view.is_planar, view.log10_false_alarms, view.inlier_ratio, *view.covisibility]
+    rival = np.zeros((0, 3, 4)) if view.rival is None else view.rival[None]
+    poses = {"j_from_i": view.j_from_i, "fundamental": view.fundamental, "rival": rival}
+    return {"matches": view.matches, "numbers": np.array(numbers, dtype=np.float64)} | poses
+
+
+def unpack(frames: tuple[int, int], arrays: Mapping[str, np.ndarray]) -> TwoView | None:
+    """The pair that ``pack`` took apart."""
+    if "matches" not in arrays:
+        return None
+    planar, alarms, ratio, *shares = arrays["numbers"].tolist()
+    rival = arrays["rival"][0] if len(arrays["rival"]) else None
+    poses = arrays["matches"], arrays["j_from_i"], arrays["fundamental"]
+    return TwoView(*frames, *poses, bool(planar), alarms, ratio, (shares[0], shares[1]), rival)
+
+
+def sees(lens: Lens, pixels: Float64[np.ndarray, "M 2"]) -> Bool[np.ndarray, " M"]:
+    """Whether pixels are of rays that can be used: a fisheye sees what is beside it, or behind."""
+    if not lens.is_fisheye:
+        return np.ones(len(pixels), dtype=bool)
+    radius = torch.from_numpy((pixels - lens.center) / lens.focal)
+    return np.isfinite(undistort_fisheye(radius, torch.from_numpy(lens.distortion)).numpy()).all(1)
+
+
+def verify(
+    frames: tuple[int, int],
+    pixels: tuple[Float64[np.ndarray, "A 2"], Float64[np.ndarray, "B 2"]],
+    matches: Int64[np.ndarray, "M 2"],
+    lenses: tuple[Lens, Lens],
+    max_error_px: float,
+    calibrated: bool,
+) -> TwoView | None:
+    """The pair if its matches agree by more than chance, else None. ``max_error_px`` at a long side of 1024."""
+    matches = matches[sees(lenses[0], pixels[0][matches[:, 0]]) & sees(lenses[1], pixels[1][matches[:, 1]])]
+    if len(matches) < MIN_INLIERS:
+        return None
+    points_i, points_j = pixels[0][matches[:, 0]], pixels[1][matches[:, 1]]
+    scale = float(np.sqrt(lenses[0].px_per_reference_px * lenses[1].px_per_reference_px))
+    limit = max_error_px * scale
+    estimate = _essential if calibrated else _fundamental
+    j_from_i, fundamental, inliers = estimate(points_i, points_j, lenses, limit)
+    minimal = ESSENTIAL_POINTS if calibrated else FUNDAMENTAL_POINTS
+    chance = max(chance_near_line(points_i, limit), chance_near_line(points_j, limit))
+    alarms = log10_false_alarms(len(matches), int(inliers.sum()), minimal, chance)
+    if inliers.sum() < MIN_INLIERS or inliers.mean() < MIN_INLIER_RATIO or alarms > MAX_LOG10_FALSE_ALARMS:
+        return None
+    straight_i, straight_j = _straighten(points_i[inliers], lenses[0]), _straighten(points_j[inliers], lenses[1])
+    homography, on_plane = _homography(straight_i, straight_j, limit)
+    planar = on_plane >= PLANE_SHARE
+    rival = None
+    if on_plane >= RIVAL_SHARE and calibrated:
+        rays = [_rays(points, lens) for points, lens in zip((straight_i, straight_j), lenses, strict=True)]
+        rival = _rival(j_from_i, homography, rays, lenses, limit)
+    covisibility = (
+        covered_share(pixels[0], points_i[inliers], lenses[0].size),
+        covered_share(pixels[1], points_j[inliers], lenses[1].size),
+    )
+    ratio = float(inliers.mean())
+    return TwoView(*frames, matches[inliers], j_from_i, fundamental, planar, alarms, ratio, covisibility, rival)
+
+
+def inherit(found: TwoView, earlier: TwoView) -> TwoView:
+    """What was verified again among the inliers of an earlier estimate, with the odds that the first had."""
+    ratio = earlier.inlier_ratio * found.inlier_ratio
+    return replace(found, log10_false_alarms=earlier.log10_false_alarms, inlier_ratio=ratio)
+
+
+def _essential(
+    points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], lenses: tuple[Lens, Lens], limit: float
+) -> tuple[Float64[np.ndarray, "3 4"], Float64[np.ndarray, "3 3"], Bool[np.ndarray, " M"]]:
+    options = {"max_epipolar_error": limit, "max_iterations": MAX_ITERATIONS, "min_iterations": MIN_ITERATIONS}
+    pose, info = poselib.estimate_relative_pose(
+        points_i, points_j, lenses[0].camera(), lenses[1].camera(), {**options, "seed": 0}, {}
+    )
+    translation = pose.t / max(float(np.linalg.norm(pose.t)), 1e-12)
+    j_from_i = np.column_stack([pose.R, translation])
+    return j_from_i, fundamental_from_pose(j_from_i, lenses), np.asarray(info["inliers"], dtype=bool)
+
+
+def _fundamental(
+    points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], lenses: tuple[Lens, Lens], limit: float
+) -> tuple[Float64[np.ndarray, "3 4"], Float64[np.ndarray, "3 3"], Bool[np.ndarray, " M"]]:
+    del lenses
+    options = {"max_epipolar_error": limit, "max_iterations": MAX_ITERATIONS, "min_iterations": MIN_ITERATIONS}
+    matrix, info = poselib.estimate_fundamental(points_i, points_j, {**options, "seed": 0}, {})
+    return np.full((3, 4), np.nan), np.asarray(matrix), np.asarray(info["inliers"], dtype=bool)
+
+
+def fundamental_from_pose(
+    j_from_i: Float64[np.ndarray, "3 4"], lenses: tuple[Lens, Lens]
+) -> Float64[np.ndarray, "3 3"]:
+    """K_j^-T [t]x R K_i^-1, the lens taken as free of distortion."""
+    x, y, z = j_from_i[:, 3]
+    essential = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]) @ j_from_i[:, :3]
+    inverse_i, inverse_j = (np.linalg.inv(calibration_matrix(lens)) for lens in lenses)
+    matrix = inverse_j.T @ essential @ inverse_i
+    return matrix / max(float(np.linalg.norm(matrix)), 1e-300)
+
+
+def calibration_matrix(lens: Lens) -> Float64[np.ndarray, "3 3"]:
+    """K."""
+    (fx, fy), (cx, cy) = lens.focal, lens.center
+    return np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1.0]])
+
+
+def _straighten(points: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.ndarray, "M 2"]:
+    """Pixels as the lens would show them if it did not distort: only then a plane is a homography."""
+    if not lens.is_fisheye and not lens.distortion.any():
+        return points
+    camera = lens.camera()
+    model = poselib.Camera(camera["model"], camera["params"], camera["width"], camera["height"])
+    return model.unproject(points) * lens.focal + lens.center
+
+
+def _homography(
+    points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], limit: float
+) -> tuple[Float64[np.ndarray, "3 3"], float]:
+    """The homography of most points, and their share."""
+    options = {"max_reproj_error": limit, "max_iterations": 500, "min_iterations": 50, "seed": 0}
+    matrix, info = poselib.estimate_homography(points_i, points_j, options, {})
+    return np.asarray(matrix), float(np.mean(info["inliers"]))
+
+
+def _rival(
+    j_from_i: Float64[np.ndarray, "3 4"],
+    homography: Float64[np.ndarray, "3 3"],
+    rays: Sequence[Float64[np.ndarray, "M 3"]],
+    lenses: tuple[Lens, Lens],
+    limit: float,
+) -> Float64[np.ndarray, "3 4"] | None:
+    """The other pose that a plane allows, if most points lie near their lines and in front of both cameras."""
+    first, second = (calibration_matrix(lens) for lens in lenses)
+    poses, _ = poselib.motion_from_homography(np.linalg.inv(second) @ homography @ first)
+    best, best_share = None, RIVAL_SHARE
+    for pose in poses:
+        length = float(np.linalg.norm(pose.t))
+        cosine = (np.trace(pose.R.T @ j_from_i[:, :3]) - 1) / 2
+        if length < 1e-9 or cosine > np.cos(np.deg2rad(MIN_RIVAL_DEG)):
+            continue
+        candidate = np.column_stack([pose.R, pose.t / length])
+        share = float(_is_possible(candidate, rays, limit / float(lenses[1].focal.mean())).mean())
+        if share >= best_share:
+            best, best_share = candidate, share
+    return best
+
+
+def _is_possible(
+    j_from_i: Float64[np.ndarray, "3 4"], rays: Sequence[Float64[np.ndarray, "M 3"]], limit: float
+) -> Bool[np.ndarray, " M"]:
+    """Whether rays meet, within the limit at z = 1, in front of both cameras."""
+    turned, step = rays[0] @ j_from_i[:, :3].T, j_from_i[:, 3]
+    line, between = np.cross(turned, step), np.cross(turned, rays[1])
+    distance = np.abs((line * rays[1]).sum(1)) / np.maximum(np.linalg.norm(line[:, :2], axis=1), 1e-12)
+    # depth_j ray_j = depth_i turned + step; crossed with either ray, the other's depth is left.
+    in_front_of_i = (between * np.cross(rays[1], step)).sum(1) > 0
+    in_front_of_j = (between * line).sum(1) > 0
+    return (distance < limit) & in_front_of_i & in_front_of_j
+
+
+def _rays(straight: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.ndarray, "M 3"]:
+    return np.column_stack([(straight - lens.center) / lens.focal, np.ones(len(straight))])
+
+
+def covered_share(
+    features: Float64[np.ndarray, "A 2"], matched: Float64[np.ndarray, "M 2"], size: Int64[np.ndarray, " 2"]
+) -> float:
+    """Share of the cells that hold features which also hold a match, or lie between matches.
+
+    Cells without features are left out: sky and bare walls say nothing about what the other frame sees.
+    """
+    occupied, seen = _cells(features, size), _cells(matched, size)
+    between = _filled(seen, axis=0) & _filled(seen, axis=1)
+    return float((occupied & (seen | between)).sum() / max(int(occupied.sum()), 1))
+
+
+def _cells(pixels: Float64[np.ndarray, "M 2"], size: Int64[np.ndarray, " 2"]) -> Bool[np.ndarray, "16 16"]:
+    index = np.clip((pixels / size * GRID).astype(np.int64), 0, GRID - 1)
+    cells = np.zeros((GRID, GRID), dtype=bool)
+    cells[index[:, 1], index[:, 0]] = True
+    return cells
+
+
+def _filled(cells: Bool[np.ndarray, "16 16"], axis: int) -> Bool[np.ndarray, "16 16"]:
+    """Between the first and the last cell that is set, along an axis."""
+    forward = np.logical_or.accumulate(cells, axis)
+    backward = np.flip(np.logical_or.accumulate(np.flip(cells, axis), axis), axis)
+    return forward & backward

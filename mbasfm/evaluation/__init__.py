@@ -1,0 +1,1 @@
+"""Errors of poses, and published protocols."""

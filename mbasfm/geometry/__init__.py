@@ -1,0 +1,1 @@
+"""Pure functions of tensors or arrays; no files, settings or log."""

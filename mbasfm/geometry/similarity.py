@@ -1,0 +1,242 @@
+"""Similarities between two worlds that hold the same cameras, robust against a few that lie, and which way is up."""
+
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import comb
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mbasfm.geometry.rigid import camera_centers, orthonormalize
+from mbasfm.types.cameras import Cameras
+
+MAX_TRIALS = 200
+"""Subsets of cameras that are tried as a start; all of them where there are fewer."""
+ROUNDS = 20
+CAUCHY = 2.385
+MAD_3D = 1.538
+"""Median length of a 3-vector of unit normal numbers."""
+AXES_SHARE = 0.01
+"""How much the orientation of cameras counts beside their positions: enough where these lie on a line."""
+TINY = 1e-12
+UP_SHARE = 0.05
+"""How much the up vectors of cameras count beside their horizontal axes, which photographers keep level."""
+CLEARLY_UP = 0.2
+ROLL = 0.05
+"""Sine of the roll at which a camera begins to count less."""
+MIN_LENGTH = 1e-9
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """x_new = scale R x_old + t."""
+
+    scale: Float[Tensor, ""]
+    rigid: Float[Tensor, "3 4"]
+    """[R | t]."""
+
+    @staticmethod
+    def build(scale: float, rotation: Float[Tensor, "3 3"], translation: Float[Tensor, " 3"]) -> "Similarity":
+        """From its parts."""
+        return Similarity(torch.tensor(scale, dtype=torch.float64), torch.cat([rotation, translation[:, None]], -1))
+
+    def points(self, points: Float[Tensor, "*B 3"]) -> Float[Tensor, "*B 3"]:
+        """Points of the old world in the new one."""
+        return self.scale * points @ self.rigid[:, :3].T + self.rigid[:, 3]
+
+    def poses(self, cam_from_world: Float[Tensor, "N 3 4"]) -> Float[Tensor, "N 3 4"]:
+        """World-to-camera poses in the new world."""
+        return apply_similarity(cam_from_world, self.scale, self.rigid)
+
+    def cameras(self, cameras: Cameras, chosen: Bool[Tensor, " N"]) -> Cameras:
+        """The chosen cameras in the new world; depth grows with it, so every pixel keeps its point."""
+        factor = torch.where(cameras.is_disparity, 1 / self.scale, self.scale)
+        factor = torch.where(chosen, factor, torch.ones_like(factor))
+        pose = torch.where(chosen[:, None, None], self.poses(cameras.cam_from_world), cameras.cam_from_world)
+        return replace(
+            cameras,
+            cam_from_world=pose,
+            depth_scale=cameras.depth_scale * factor,
+            depth_shift=cameras.depth_shift * factor,
+        )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The same cameras in two worlds: where they stand, and optionally axes that must agree."""
+
+    source: Float[Tensor, "M 3"]
+    target: Float[Tensor, "M 3"]
+    source_axes: Float[Tensor, "M 3 3"] | None = None
+    """Columns are directions."""
+    target_axes: Float[Tensor, "M 3 3"] | None = None
+
+    @staticmethod
+    def of_poses(source: Float[Tensor, "M 3 4"], target: Float[Tensor, "M 3 4"]) -> "Pairs":
+        """Of cam_from_world in both worlds."""
+        return Pairs(camera_centers(source), camera_centers(target), source[..., :3].mT, target[..., :3].mT)
+
+
+def fit_similarity(
+    pairs: Pairs, weight: Float[Tensor, "*B M"], axes_weight: Float[Tensor, "*B M"]
+) -> tuple[Float[Tensor, "*B"], Float[Tensor, "*B 3 4"]]:
+    """The similarity with the least squares sum w |y - (s R x + t)|^2 + v |B - R A|^2, and for batches of weights.
+
+    S. Umeyama, PAMI 1991, with weights; given s the axes only add to the covariance whose polar factor is R.
+    """
+    total = weight.sum(-1, keepdim=True).clamp_min(1e-300)
+    means = [(weight[..., None] * points).sum(-2) / total for points in (pairs.source, pairs.target)]
+    x, y = (points - mean[..., None, :] for points, mean in zip((pairs.source, pairs.target), means, strict=True))
+    covariance = torch.einsum("...m,...mi,...mj->...ij", weight, y, x)
+    axes = torch.zeros_like(covariance)
+    if pairs.source_axes is not None and pairs.target_axes is not None:
+        turns = pairs.target_axes @ pairs.source_axes.mT
+        axes = torch.einsum("...m,mij->...ij", axes_weight, turns)
+    spread_x, spread_y = ((weight * points.square().sum(-1)).sum(-1).clamp_min(1e-300) for points in (x, y))
+    scale = (spread_y / spread_x).sqrt()
+    for _ in range(3):
+        rotation = orthonormalize(scale[..., None, None] * covariance + axes)
+        scale = (rotation * covariance).sum((-1, -2)) / spread_x
+    translation = means[1] - scale[..., None] * (rotation @ means[0][..., None]).squeeze(-1)
+    return scale, torch.cat([rotation, translation[..., None]], -1)
+
+
+def robust_similarity(pairs: Pairs, seed: int = 0) -> tuple[Similarity, Float[Tensor, " M"]]:
+    """The similarity that most cameras agree with, and the weight of each (1 agrees, 0 does not).
+
+    Starts from the subset with the smallest median error, then iterates with Cauchy weights. Positions and axes count
+    as much as their own errors allow: positions on a short path tell little about how a world is turned.
+    """
+    spread = _spread(pairs)
+    start = start_similarity(pairs, torch.ones(len(pairs.source), dtype=torch.float64), seed)
+    scale, rigid = start.scale, start.rigid
+    # The best of many subsets fits itself: few cameras have more noise than their median tells (P. Rousseeuw, 1984).
+    few = (1 + 5 / max(len(pairs.source) - _subset_size(pairs), 1)) / MAD_3D
+    distance, angle = errors_of(pairs, scale, rigid)
+    noise, turn_noise = (few * distance.median()).clamp_min(TINY * spread), (few * angle.median()).clamp_min(TINY)
+    for _ in range(ROUNDS):
+        distance, angle = errors_of(pairs, scale, rigid)
+        weight = 1 / (1 + (distance / (CAUCHY * noise)).square() + (angle / (CAUCHY * turn_noise)).square())
+        scale, rigid = fit_similarity(pairs, weight, weight * (noise / turn_noise).square() / 2)
+    return Similarity(scale, rigid), weight
+
+
+def start_similarity(pairs: Pairs, sigma: Float[Tensor, " M"], seed: int = 0) -> Similarity:
+    """The similarity of the subset of cameras under which the median error, in sigmas, is smallest."""
+    chosen = _subsets(len(pairs.source), _subset_size(pairs), seed)
+    scale, rigid = fit_similarity(pairs, chosen, AXES_SHARE * _spread(pairs).square() * chosen)
+    errors = errors_of(pairs, scale, rigid)[0] / sigma
+    best = int(errors.median(-1).values.nan_to_num(nan=torch.inf).argmin())
+    return Similarity(scale[best], rigid[best])
+
+
+def _spread(pairs: Pairs) -> Float[Tensor, ""]:
+    return (pairs.target - pairs.target.median(0).values).norm(dim=-1).median().clamp_min(TINY)
+
+
+def _subset_size(pairs: Pairs) -> int:
+    return 2 if pairs.source_axes is not None else 3
+
+
+def errors_of(
+    pairs: Pairs, scale: Float[Tensor, "*B"], rigid: Float[Tensor, "*B 3 4"]
+) -> tuple[Float[Tensor, "*B M"], Float[Tensor, "*B M"]]:
+    """Distance of each position from where it should be [target's unit], and angle of its axes [rad, if small]."""
+    moved = scale[..., None, None] * (pairs.source @ rigid[..., :3].mT) + rigid[..., None, :, 3]
+    distance = (moved - pairs.target).norm(dim=-1)
+    if pairs.source_axes is None or pairs.target_axes is None:
+        return distance, torch.zeros_like(distance)
+    turned = rigid[..., None, :, :3] @ pairs.source_axes - pairs.target_axes
+    return distance, turned.square().sum((-1, -2)).div(2).sqrt()
+
+
+def _subsets(count: int, size: int, seed: int) -> Float[Tensor, "B M"]:
+    """Masks of subsets, all or some; the whole set is always one of them."""
+    size = min(size, count)
+    if comb(count, size) <= MAX_TRIALS:
+        members = torch.tensor(list(combinations(range(count), size)))
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        members = torch.rand(MAX_TRIALS, count, generator=generator).argsort(-1)[:, :size]
+    masks = torch.zeros(len(members), count, dtype=torch.float64).scatter_(1, members, 1.0)
+    return torch.cat([torch.ones(1, count, dtype=torch.float64), masks])
+
+
+def is_line(positions: Float[Tensor, "M 3"], share: float = 0.05) -> bool:
+    """Whether positions lie on a line, or all in one place: then they do not tell how the world is turned."""
+    spread = torch.linalg.svdvals(positions - positions.mean(0))
+    return len(positions) < 3 or float(spread[1]) <= share * float(spread[0]) or float(spread[0]) < TINY
+
+
+def find_up(world_from_cam: Float[Tensor, "N 3 3"]) -> Float[Tensor, " 3"]:
+    """The direction against gravity: cameras look up and down but are held level, so it is square to their x axes.
+
+    Where these are all alike, the cameras' own up vectors decide; cameras that roll count less. Of cameras that look
+    straight down, the up vectors say nothing: that they look down does.
+    """
+    right, up, ahead = world_from_cam[..., 0], -world_from_cam[..., 1], world_from_cam[..., 2]
+    outer = torch.einsum("ni,nj->nij", right, right)
+    upright = torch.eye(3, dtype=up.dtype) - torch.einsum("ni,nj->nij", up, up).mean(0)
+    weight = torch.ones_like(right[:, 0])
+    for _ in range(ROUNDS):
+        level = (weight[:, None, None] * outer).sum(0) / weight.sum()
+        found = torch.linalg.eigh(level + UP_SHARE * upright).eigenvectors[:, 0]
+        weight = 1 / (1 + ((right @ found) / ROLL).square())
+    vote = float((up @ found).median())
+    vote = vote if abs(vote) > CLEARLY_UP else -float((ahead @ found).median())
+    return found if vote >= 0 else -found
+
+
+def turn_to_z(up: Float[Tensor, " 3"]) -> Float[Tensor, "3 3"]:
+    """The smallest rotation after which a direction is +z."""
+    z = torch.tensor([0.0, 0.0, 1.0], dtype=up.dtype)
+    if float(up @ z) < -1 + 1e-12:
+        return torch.diag(torch.tensor([1.0, -1.0, -1.0], dtype=up.dtype))
+    middle = torch.nn.functional.normalize(up + z, dim=-1)
+    # A half turn about up, then one about the middle: together twice the angle between the two.
+    turn = 2 * torch.outer(middle, middle) - torch.eye(3, dtype=up.dtype)
+    flip = 2 * torch.outer(up, up) - torch.eye(3, dtype=up.dtype)
+    return turn @ flip
+
+
+def align_triples(
+    source: Float[Tensor, "*B 3 3"], target: Float[Tensor, "*B 3 3"]
+) -> tuple[Float[Tensor, "*B 3 4"], Float[Tensor, "*B"]]:
+    """Pose (R, t) and factor s with s target = R source + t in the least-squares sense, for rows of three points."""
+    mean_source, mean_target = source.mean(-2, keepdim=True), target.mean(-2, keepdim=True)
+    centered_source, centered_target = source - mean_source, target - mean_target
+    rotation = orthonormalize(centered_target.mT @ centered_source)
+    factor = centered_source.flatten(-2).norm(dim=-1) / centered_target.flatten(-2).norm(dim=-1).clamp_min(MIN_LENGTH)
+    translation = factor[..., None] * mean_target.squeeze(-2) - (rotation @ mean_source.mT).squeeze(-1)
+    return torch.cat([rotation, translation[..., None]], -1), factor
+
+
+def align_similarity(
+    source: Float[Tensor, "M 3"], target: Float[Tensor, "M 3"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, "3 4"]]:
+    """Scale s and rigid transform (R, t) that minimise sum |target - (s R source + t)|^2.
+
+    S. Umeyama, "Least-squares estimation of transformation parameters between two point patterns", PAMI 1991.
+    Returns (s, target_from_source) with the scale kept apart from the rotation.
+    """
+    source_mean, target_mean = source.mean(0), target.mean(0)  # Eq. 34, 35
+    centered = source - source_mean
+    variance = centered.square().sum(-1).mean()  # Eq. 36
+    covariance = (target - target_mean).T @ centered / len(source)  # Eq. 38
+    u, d, vt = torch.linalg.svd(covariance)
+    sign = torch.ones(3, dtype=source.dtype, device=source.device)
+    sign[2] = torch.linalg.det(u @ vt).sign()  # Eq. 39, 43: a reflection is not a rotation
+    rotation = (u * sign) @ vt  # Eq. 40
+    scale = (d * sign).sum() / variance.clamp_min(torch.finfo(source.dtype).tiny)  # Eq. 42
+    translation = target_mean - scale * (rotation @ source_mean)  # Eq. 41
+    return scale, torch.cat([rotation, translation[:, None]], -1)
+
+
+def apply_similarity(
+    cam_from_world: Float[Tensor, "N 3 4"], scale: Float[Tensor, ""], new_from_old: Float[Tensor, "3 4"]
+) -> Float[Tensor, "N 3 4"]:
+    """World-to-camera poses after the world was mapped by x_new = scale R x_old + t; cameras stay rigid."""
+    rotation = cam_from_world[..., :3] @ new_from_old[:, :3].T
+    translation = scale * cam_from_world[..., 3] - (rotation @ new_from_old[:, 3])
+    return torch.cat([rotation, translation[..., None]], -1)

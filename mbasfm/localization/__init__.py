@@ -1,0 +1,1 @@
+"""The stages of placing queries in a map."""

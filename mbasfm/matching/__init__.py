@@ -1,0 +1,1 @@
+"""From photographs to features, depth and matches, kept in the cache."""

@@ -1,0 +1,166 @@
+"""Which pairs of photographs are worth matching: all, neighbours in a sequence, or those that look alike.
+
+Looks are compared by one vector per photograph: a network's, where there is one, else one of visual words.
+"""
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Float32, Int64
+
+from mbasfm.matching.visual_words import CHUNK_ROWS, NUM_WORDS, Descriptors, vlad
+
+Mode = Literal["auto", "exhaustive", "sequential", "retrieval"]
+Pairs = Int64[np.ndarray, "P 2"]
+ORDERED_SHARE = 0.9
+"""Of the steps from name to name; the others are lost frames and changes of folder."""
+LAST_NUMBER = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class PairSettings:
+    """Numbers behind the choice of pairs."""
+
+    exhaustive_up_to: int = 60
+    """``auto`` matches all pairs of at most so many frames."""
+    num_neighbours: int = 25
+    """Retrieval: so many frames that look most alike."""
+    overlap: int = 10
+    """``sequential``: so many following frames."""
+    overlap_beside_retrieval: int = 5
+    """``auto`` with ordered frames: so many following frames, as retrieval finds most of them anyway."""
+    num_words: int = NUM_WORDS
+
+
+DEFAULT_SETTINGS = PairSettings()
+
+
+@dataclass(frozen=True)
+class Looks:
+    """How photographs are compared."""
+
+    name: str
+    vectors: Callable[[], Float32[np.ndarray, "N D"]]
+    """One of unit length per frame, made when it is needed."""
+
+
+def choose_pairs(
+    mode: Mode,
+    descriptors: Descriptors,
+    ordered: bool,
+    seed: int,
+    settings: PairSettings = DEFAULT_SETTINGS,
+    looks: Looks | None = None,
+) -> tuple[Pairs, str]:
+    """Pairs to match, and a sentence that says what was chosen and why; ``looks`` goes before the descriptors."""
+    num_frames = len(descriptors)
+    if mode == "exhaustive":
+        return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as asked for."
+    if mode == "sequential":
+        doubt = "" if ordered else ", although the names are not numbered like a sequence"
+        what = f"Each of {num_frames} frames with the {settings.overlap} following and some later ones"
+        return sequential_pairs(num_frames, settings.overlap), f"{what}, as asked for{doubt}."
+    if mode == "auto" and num_frames <= settings.exhaustive_up_to:
+        return exhaustive_pairs(num_frames), f"All pairs, as there are only {num_frames} frames."
+    if looks is None and not any(array.shape[1] for array in descriptors):
+        return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as there is nothing to compare by."
+    looks = looks or Looks("VLAD of local features", lambda: vlad(descriptors, seed, settings.num_words))
+    pairs = retrieval_pairs(looks.vectors(), settings.num_neighbours)
+    what = f"Each of {num_frames} frames with the {settings.num_neighbours} that look most alike (by {looks.name})"
+    if mode == "retrieval":
+        return pairs, f"{what}, as asked for."
+    why = f"as there are more than {settings.exhaustive_up_to} frames"
+    if not ordered:
+        return pairs, f"{what}, {why}."
+    following = sequential_pairs(num_frames, settings.overlap_beside_retrieval)
+    sentence = f"{what} and the {settings.overlap_beside_retrieval} following, {why} and they are numbered in sequence."
+    return _sorted_unique(np.concatenate([pairs, following])), sentence
+
+
+def exhaustive_pairs(num_frames: int) -> Pairs:
+    """Every pair i < j, in lexicographic order."""
+    return np.stack(np.triu_indices(num_frames, k=1), axis=1).astype(np.int64)
+
+
+def sequential_pairs(num_frames: int, overlap: int = 10) -> Pairs:
+    """Each frame with the ``overlap`` following ones and, beyond them, with those 2, 4, 8, 16 ... frames later.
+
+    The powers of two tie distant parts of a sequence together, like COLMAP's quadratic overlap, but up to its end.
+    """
+    powers = {1 << exponent for exponent in range(num_frames.bit_length())}
+    steps = sorted(powers.union(range(1, overlap + 1)))
+    first = np.repeat(np.arange(num_frames), len(steps))
+    pairs = np.stack([first, first + np.tile(steps, num_frames)], axis=1).astype(np.int64)
+    return pairs[pairs[:, 1] < num_frames]
+
+
+def retrieval_pairs(vectors: Float32[np.ndarray, "N D"], num_neighbours: int) -> Pairs:
+    """Each frame with those most similar to it: i < j, sorted, each pair once.
+
+    A frame of which nothing is known, a zero vector, is in no pair.
+    """
+    (known,) = np.nonzero(np.any(vectors, axis=1))
+    neighbours = known[_nearest(vectors[known], num_neighbours)]
+    first = np.broadcast_to(known[:, None], neighbours.shape)
+    return _sorted_unique(np.stack([first, neighbours], axis=-1).reshape(-1, 2))
+
+
+def nearest_of(
+    queries: Float32[np.ndarray, "Q D"], vectors: Float32[np.ndarray, "N D"], count: int
+) -> Int64[np.ndarray, "Q k"]:
+    """For each query the frames (all, if there are no more) most similar to it, the most similar first."""
+    return np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :count]
+
+
+def recall_at_k(vectors: Float32[np.ndarray, "N D"], relevant: Bool[np.ndarray, "N N"], k: int) -> float:
+    """Share of a frame's relevant frames among its k nearest, of at most k; the mean over frames that have any.
+
+    NaN if no frame has any.
+    """
+    relevant = relevant & ~np.eye(len(relevant), dtype=bool)
+    found = np.take_along_axis(relevant, _nearest(vectors, k), axis=1).sum(axis=1)
+    possible = np.minimum(relevant.sum(axis=1), k)
+    return float(np.mean(found[possible > 0] / possible[possible > 0])) if possible.any() else math.nan
+
+
+def looks_ordered(names: Sequence[str]) -> bool:
+    """Whether names, in the order given, are numbered like the frames of a video: the same text and equal steps.
+
+    Some lost frames and several folders are allowed. Numbers without leading zeros that were sorted as text, 1, 10, 2,
+    are not in the order of time: the answer is no.
+    """
+    numbered = [_split_number(name) for name in names]
+    steps: defaultdict[str, list[int]] = defaultdict(list)
+    for (text, number), (next_text, next_number) in zip(numbered[:-1], numbered[1:], strict=True):
+        if text == next_text and next_number > number:
+            steps[text].append(next_number - number)
+    regular = sum(max(Counter(found).values()) for found in steps.values())
+    return len(names) >= 3 and regular >= ORDERED_SHARE * (len(names) - 1)
+
+
+def _split_number(name: str) -> tuple[str, int]:
+    """The name around its last number, and that number; -1 where there is none, so that no step is upwards."""
+    stem, dot, ending = name.rpartition(".")
+    found = LAST_NUMBER.fullmatch(stem if dot else ending)
+    return (f"{found[1]}*{found[3]}", int(found[2])) if found else (name, -1)
+
+
+def _sorted_unique(pairs: Int64[np.ndarray, "Q 2"]) -> Pairs:
+    return np.unique(np.sort(pairs, axis=1), axis=0)
+
+
+def _nearest(vectors: Float32[np.ndarray, "N D"], k: int) -> Int64[np.ndarray, "N k"]:
+    """The k rows (all others, if fewer) with the largest inner product, largest first; of equals the first."""
+    num_rows = len(vectors)
+    nearest = np.zeros((num_rows, max(min(k, num_rows - 1), 0)), np.int64)
+    for start in range(0, num_rows, CHUNK_ROWS):
+        similarity = vectors[start : start + CHUNK_ROWS] @ vectors.T
+        rows = np.arange(len(similarity))
+        similarity[rows, start + rows] = -np.inf
+        nearest[start : start + CHUNK_ROWS] = np.argsort(-similarity, axis=1, kind="stable")[:, : nearest.shape[1]]
+    return nearest

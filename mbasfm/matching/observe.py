@@ -1,0 +1,226 @@
+"""What the models find in the photographs: features, depth and matches, by one matcher or by several."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float32, Int64, UInt8
+
+from mbasfm.config import Config
+from mbasfm.errors import InputError
+from mbasfm.io.cache import Cache
+from mbasfm.io.lists import read_pairs
+from mbasfm.matching.choose_pairs import Looks, choose_pairs, looks_ordered
+from mbasfm.matching.image_matching import chooser_of, drawn_key, match_as_images
+from mbasfm.matching.inference import (
+    colors_of,
+    counts,
+    depth_key,
+    describe_photos,
+    estimate_depths,
+    keypoints_of,
+    match_key,
+    match_pairs,
+    photo_vectors,
+)
+from mbasfm.models.base import ImageMatcher
+from mbasfm.models.depth.flat import flat_depth
+from mbasfm.models.matchers.dinov2 import Dinov2
+from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
+from mbasfm.models.weights import looking_in
+from mbasfm.runtime.progress import Watch
+from mbasfm.types.pairs import Keypoints
+from mbasfm.types.photos import DepthEstimate, Features, Photo
+
+MANY_MATCHES = 100
+"""A frame with two such pairs needs no second matcher."""
+MANY_FEATURES = 2000
+"""A frame with so many has matches enough."""
+LONG_S = 120.0
+"""Of a network on the CPU: worth a warning."""
+PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the models found in the photographs."""
+
+    photos: tuple[Photo, ...]
+    depths: list[DepthEstimate]
+    keypoints: list[Keypoints]
+    colors: list[UInt8[np.ndarray, "_ 3"]]
+    pairs: Int64[np.ndarray, "P 2"]
+    matches: list[Int64[np.ndarray, "_ 2"]]
+    descriptors: dict[int, Float32[np.ndarray, "_ C"]] = field(default_factory=dict)
+    """Of the first matcher, for frames in which it found few features: each of their matches is worth looking for."""
+
+    @property
+    def is_disparity(self) -> Bool[torch.Tensor, " N"]:
+        """Which frames have disparity instead of depth."""
+        return torch.tensor([depth.is_disparity for depth in self.depths])
+
+
+def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch) -> Content:
+    """Run the models: features and depth of every photograph, matches of every pair that is worth it.
+
+    ``first+second`` matches with the first; photographs that found few matches get those of the second as well.
+    """
+    matchers = load_models("matcher", config, watch)
+    (depth_model,) = load_models("depth", config, watch)
+    warn_if_slow(photos, depth_model, cache, watch)
+    with watch.stage("depth"):
+        estimates = estimate_depths(photos, depth_model, cache, config.min_depth_confidence)
+        found = list(watch.each(estimates, len(photos), "depth"))
+    depths = _with_flat(photos, found, watch)
+    content = _match(photos, depths, matchers[0], None, config, cache, watch)
+    for matcher in matchers[1:]:
+        wanted = weak_frames(content)
+        if wanted.any():
+            content = merge(content, _match(photos, depths, matcher, wanted, config, cache, watch))
+    return content
+
+
+def _with_flat(
+    photos: Sequence[Photo], found: Sequence[DepthEstimate | InputError], watch: Watch
+) -> list[DepthEstimate]:
+    """Photographs without usable depth go on without it, as long as there are others that have some."""
+    wrong = {photo.name: item for photo, item in zip(photos, found, strict=True) if isinstance(item, InputError)}
+    if wrong and len(wrong) == len(photos):
+        raise next(iter(wrong.values()))
+    for name, error in wrong.items():
+        watch.say(f"{name} goes on without depth: {error}")
+    return [flat_depth() if isinstance(item, InputError) else item for item in found]
+
+
+def _match(
+    photos: tuple[Photo, ...],
+    depths: list[DepthEstimate],
+    matcher: Any,
+    wanted: Bool[np.ndarray, " N"] | None,
+    config: Config,
+    cache: Cache,
+    watch: Watch,
+) -> Content:
+    """Features and matches by one matcher, of all photographs or for the sake of some."""
+    chooser = chooser_of(matcher)
+    with watch.stage("features") as facts:
+        described = list(watch.each(describe_photos(photos, chooser, cache), len(photos), "features"))
+        facts["mean"] = round(float(np.mean([len(item.features.pixels) for item in described])))
+    features, colors = [item.features for item in described], [item.colors for item in described]
+    with watch.stage("pairs") as facts:
+        pairs, why = _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, watch))
+        if wanted is not None:
+            pairs, why = pairs[wanted[pairs].any(1)], "those of photographs with few matches"
+        facts.update(pairs=len(pairs), why=why)
+    warn_if_pairs_are_slow(pairs, photos, matcher, cache, watch)
+    with watch.stage("matching") as facts:
+        if isinstance(matcher, ImageMatcher):
+            features, found = match_as_images(pairs, photos, matcher, cache, watch)
+            colors = colors_of(photos, [item.pixels for item in features])
+        else:
+            found = list(watch.each(match_pairs(pairs, features, photos, matcher, cache), len(pairs), "matching"))
+        usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
+        matches = [
+            indices[(confidence > config.min_confidence) & usable[i][indices[:, 0]] & usable[j][indices[:, 1]]]
+            for (i, j), (indices, confidence) in zip(pairs.tolist(), found, strict=True)
+        ]
+        facts["matches"] = sum(map(len, matches))
+    keypoints = [keypoints_of(p, f, z) for p, f, z in zip(photos, features, depths, strict=True)]
+    few = {
+        frame: item.descriptors * usable[frame][:, None]  # zeros resemble nothing
+        for frame, item in enumerate(features)
+        if len(item.pixels) < MANY_FEATURES and item.descriptors.shape[1]
+    }
+    return Content(photos, depths, keypoints, colors, pairs, matches, few)
+
+
+def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
+    """Frames that do not have two pairs (of two photographs: one) with many matches, which would hold them in place."""
+    strong = content.pairs[[len(matches) >= MANY_MATCHES for matches in content.matches]]
+    enough = min(2, len(content.photos) - 1)
+    return np.bincount(strong.ravel(), minlength=len(content.photos)) < enough
+
+
+def merge(first: Content, second: Content) -> Content:
+    """Keypoints of both, one after the other; pairs that both have hold the matches of both."""
+    offset = [len(points.pixels) for points in first.keypoints]
+    matches = {(i, j): [found] for (i, j), found in zip(first.pairs.tolist(), first.matches, strict=True)}
+    for (i, j), found in zip(second.pairs.tolist(), second.matches, strict=True):
+        matches.setdefault((i, j), []).append(found + np.array([offset[i], offset[j]]))
+    pairs = sorted(matches)
+    return Content(
+        first.photos,
+        first.depths,
+        [a.join(b) for a, b in zip(first.keypoints, second.keypoints, strict=True)],
+        [np.concatenate(both) for both in zip(first.colors, second.colors, strict=True)],
+        np.array(pairs, dtype=np.int64).reshape(-1, 2),
+        [np.concatenate(matches[pair]) for pair in pairs],
+        first.descriptors,
+    )
+
+
+def load_models(kind: Kind, config: Config, watch: Watch) -> list[Any]:
+    """The models that a setting stands for, joined by + if there are several."""
+    spec: str = getattr(config, kind)
+    with looking_in(config.weights, config.models_path):
+        if spec == "auto":
+            spec, why = choose_auto(kind, watch.say)
+            watch.say(why)
+        return [load_model(kind, part) for part in JOINT.split(spec)]
+
+
+def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch) -> None:
+    """Say how long a large network will take on the CPU, before it begins."""
+    if hasattr(model, "cpu_seconds"):
+        left = sum(not cache.has(depth_key(photo, model)) for photo in photos)
+        _announce(f"Depth from {model.name}", model.cpu_seconds, left, "photographs", watch)
+
+
+def warn_if_pairs_are_slow(
+    pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: Any, cache: Cache, watch: Watch
+) -> None:
+    """The same of a network that matches."""
+    if hasattr(matcher, "cpu_seconds"):
+        key = drawn_key if isinstance(matcher, ImageMatcher) else match_key
+        left = sum(not cache.has(key(matcher, photos[i], photos[j])) for i, j in pairs.tolist())
+        _announce(f"Matching by {matcher.name}", matcher.cpu_seconds, left, "pairs", watch)
+
+
+def _announce(what: str, each_s: float, count: int, things: str, watch: Watch) -> None:
+    if each_s * count > LONG_S:
+        watch.say(
+            f"{what} takes about {each_s * count / 60:.0f} min for {count} {things} on the CPU"
+            f" ({each_s:.3g} s each on two cores); a GPU takes a small part of that. What is done is kept."
+        )
+
+
+def looks_of(photos: Sequence[Photo], config: Config, cache: Cache, watch: Watch) -> Looks | None:
+    """How photographs are compared by a network, if its weights are on this machine."""
+    with looking_in(config.weights, config.models_path):
+        folder = Dinov2.find()
+    if folder is None:
+        return None
+
+    def vectors() -> Float32[np.ndarray, "N D"]:
+        found = photo_vectors(photos, Dinov2(folder), cache)
+        return np.stack(list(watch.each(found, len(photos), "looks")))
+
+    return Looks(Dinov2.name, vectors)
+
+
+def _choose_pairs(
+    photos: Sequence[Photo], features: Sequence[Features], matcher: Any, config: Config, looks: Looks | None
+) -> tuple[Int64[np.ndarray, "P 2"], str]:
+    names = [photo.name for photo in photos]
+    if config.pairs not in PAIR_MODES:
+        return read_pairs(Path(config.pairs), names), f"from {config.pairs}"
+    given = getattr(matcher, "pairs", lambda: None)()
+    if given is not None:
+        number = {name: index for index, name in enumerate(names)}
+        known = {tuple(sorted((number[a], number[b]))) for a, b in given if a in number and b in number}
+        return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), "those that the matcher has"
+    descriptors = [item.descriptors for item in features]
+    return choose_pairs(config.pairs, descriptors, looks_ordered(names), config.seed, looks=looks)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Depth models, one adapter per file."""

@@ -1,0 +1,30 @@
+"""No network at all: every pixel at the same disparity. The floor that is always there."""
+
+import numpy as np
+
+from mbasfm.types.photos import RGB, DepthEstimate, Photo
+
+
+class FlatDepth:
+    """A fronto-parallel wall."""
+
+    licence = "Apache-2.0"
+    key = "flat-1"
+
+    def __init__(self, argument: str = ""):
+        del argument
+
+    @staticmethod
+    def missing() -> str:
+        """Nothing is ever missing."""
+        return ""
+
+    def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:
+        """Disparity 1 everywhere."""
+        del photo, image
+        return flat_depth()
+
+
+def flat_depth() -> DepthEstimate:
+    """Disparity 1 everywhere."""
+    return DepthEstimate(np.ones((2, 2), dtype=np.float32), is_disparity=True, is_metric=False)

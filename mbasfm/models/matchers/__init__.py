@@ -1,0 +1,1 @@
+"""Matchers, one adapter per file, and the network that compares whole photographs."""

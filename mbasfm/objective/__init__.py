@@ -1,0 +1,1 @@
+"""What is minimised: distributions, losses, one file per kind of residual."""

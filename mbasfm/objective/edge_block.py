@@ -1,0 +1,279 @@
+"""A block of edges, fast: cameras, rays, prediction with analytic derivatives, rows and Gram matrices.
+
+A block holds a cache-sized number of edges as planes (e, K). All lengths are centred pixels of the reference size, in
+which frame j sees the sample at Y = start + rho * step (start = K_j R u, step = K_j t), projected to (Y_x, Y_y) / Y_z.
+Derivatives are taken in the relative pose (zeta), so that an edge needs 8 columns plus two per intrinsic unknown.
+
+Rows are (e, C + 1, 2, K): C columns and, last, the residual; two components per sample. Columns are the relative pose
+zeta (6), log alpha, beta, then a pair (frame i, frame j) for each intrinsic unknown.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from mbasfm.geometry.camera import bend_by_k1, bend_jacobian, solve_2x2, straighten
+from mbasfm.objective.reference import image_scale, relative_poses
+from mbasfm.types.cameras import Cameras
+from mbasfm.types.samples import Samples, SampleSource
+
+POSE_COLUMNS = 6
+DEPTH_COLUMNS = 2
+FRAME_COLUMNS = POSE_COLUMNS + DEPTH_COLUMNS
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which intrinsic unknowns get derivatives; each needs one column for frame i and one for frame j."""
+
+    focal: bool
+    radial: bool
+
+    @property
+    def num_intrinsic(self) -> int:
+        """Intrinsic unknowns per frame."""
+        return int(self.focal) + int(self.radial)
+
+    @property
+    def total(self) -> int:
+        """Columns of a Jacobian row: zeta, scale, shift, then (i, j) for each intrinsic unknown."""
+        return FRAME_COLUMNS + 2 * self.num_intrinsic
+
+
+@dataclass(frozen=True)
+class EdgeCameras:
+    """The cameras as the kernels need them, one row per edge, in the precision of the samples."""
+
+    projection: Float[Tensor, "E 3 4"]
+    """K_j [R | t]."""
+    line: Float[Tensor, "E 3 3"]
+    """Maps a ray of frame i to its epipolar line in frame j: start x step."""
+    focal_i: Float[Tensor, "E 2 1"]
+    center_i: Float[Tensor, "E 2 1"]
+    focal_j: Float[Tensor, "E 2 1"]
+    """At the reference size."""
+    center_j: Float[Tensor, "E 2 1"]
+    scale_j: Float[Tensor, "E 1 1"]
+    depth_scale: Float[Tensor, "E 1"]
+    depth_shift: Float[Tensor, "E 1"]
+    is_disparity: Bool[Tensor, "E 1"]
+    distortion_i: Float[Tensor, "E 1 4"]
+    distortion_j: Float[Tensor, "E 1 4"]
+    fisheye_i: Bool[Tensor, "E 1"]
+    fisheye_j: Bool[Tensor, "E 1"]
+    is_distorted: bool
+
+
+def edge_cameras(cameras: Cameras, edges: Int[Tensor, "E 2"], dtype: torch.dtype) -> EdgeCameras:
+    """Gather the cameras of both ends of every edge."""
+    intrinsics = cameras.intrinsics
+    i, j = edges.unbind(-1)
+    scale = image_scale(cameras)[j]
+    focal_j = intrinsics.focal[j] * scale[:, None]
+    to_pixels = torch.cat([focal_j, torch.ones_like(focal_j[:, :1])], -1)
+    projection = to_pixels[..., None] * relative_poses(cameras, edges)
+    line = torch.linalg.cross(projection[..., :3], projection[..., 3:].expand(-1, -1, 3), dim=1)
+    return EdgeCameras(
+        projection.to(dtype),
+        line.to(dtype),
+        intrinsics.focal[i, :, None].to(dtype),
+        intrinsics.center[i, :, None].to(dtype),
+        focal_j[..., None].to(dtype),
+        intrinsics.center[j, :, None].to(dtype),
+        scale[:, None, None].to(dtype),
+        cameras.depth_scale[i, None].to(dtype),
+        cameras.depth_shift[i, None].to(dtype),
+        cameras.is_disparity[i, None],
+        intrinsics.distortion[i, None].to(dtype),
+        intrinsics.distortion[j, None].to(dtype),
+        intrinsics.fisheye[i, None],
+        intrinsics.fisheye[j, None],
+        not intrinsics.is_straight,
+    )
+
+
+def blocks(samples: SampleSource) -> list[slice]:
+    """Cut the edges into blocks; always the same for the same samples, so that sums are reproducible.
+
+    Where edges are sorted by source frame, a star stays in one block if it fits.
+    """
+    source, count = samples.edges[:, 0], samples.num_edges
+    borders = torch.cat([torch.zeros(1).long(), torch.nonzero(source.diff()).flatten() + 1])
+    cuts = [0]
+    while cuts[-1] < count:
+        furthest = cuts[-1] + samples.block_edges
+        border = int(borders[torch.searchsorted(borders, furthest, right=True) - 1]) if furthest < count else count
+        cuts.append(border if border > cuts[-1] else furthest)
+    return [slice(low, high) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
+
+
+@dataclass(frozen=True)
+class IntrinsicStep:
+    """What one intrinsic unknown moves: as that of frame i the ray, as that of frame j the image and the target."""
+
+    start: Float[Tensor, "e 3 K"]
+    """d start / d unknown of i."""
+    target: Float[Tensor, "e 2 K"] | None
+    """d target / d unknown of j; None where it does not depend on it."""
+    scales_image: bool
+    """Whether the unknown of j scales the image (log focal)."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of samples as planes."""
+
+    cameras: EdgeCameras
+    rays: Float[Tensor, "e 4 K"]
+    """u = (x/z, y/z, 1) of the pixel in frame i, and room for its rho, which predict() writes."""
+    target: Float[Tensor, "e 2 K"]
+    """q, undistorted and centred."""
+    raw: Float[Tensor, "e K"]
+    """Depth or disparity before correction."""
+    weight: Float[Tensor, "e K"]
+    intrinsic_steps: list[IntrinsicStep]
+
+    @property
+    def step(self) -> Float[Tensor, "e 3 1"]:
+        """K_j t."""
+        return self.cameras.projection[..., 3:]
+
+
+def load_block(cameras: Cameras, samples: Samples, columns: Columns) -> Block:
+    """Apply the lenses to a block of samples. ``columns`` says which derivatives of the lenses are wanted."""
+    edge = edge_cameras(cameras, samples.edges, samples.dtype)
+    planes = samples.data.mT.contiguous()
+    rays = torch.empty_like(planes[:, :4])
+    torch.sub(planes[:, 0:2], edge.center_i, out=rays[:, :2]).mul_(1 / edge.focal_i)
+    rays[:, 2] = 1
+    target = (planes[:, 2:4] - edge.center_j).mul_(edge.scale_j)
+    weight = samples.weight.to(planes)
+    if columns.radial or edge.is_distorted:
+        return _load_distorted(edge, rays, target, planes[:, 4], weight, columns)
+    steps: list[IntrinsicStep] = []
+    if columns.focal:  # u = p / f: d start = -K_j R (u_x, u_y, 0)
+        steps.append(IntrinsicStep(torch.bmm(-edge.projection[..., :2], rays[:, :2]), None, True))
+    return Block(edge, rays, target, planes[:, 4], weight, steps)
+
+
+def _load_distorted(
+    edge: EdgeCameras, rays: Tensor, target: Tensor, raw: Tensor, weight: Tensor, columns: Columns
+) -> Block:
+    """The same through lenses with distortion: d = lens(u) is inverted, its derivatives follow implicitly."""
+    ray_i, focal_step_i, radial_step_i = _through_lens(rays[:, :2], edge.distortion_i, edge.fisheye_i)
+    ray_j, focal_step_j, radial_step_j = _through_lens(target / edge.focal_j, edge.distortion_j, edge.fisheye_j)
+    rays[:, :2] = ray_i
+    to_start = edge.projection[..., :2]
+    steps: list[IntrinsicStep] = []
+    if columns.focal:
+        target_step = edge.focal_j * (ray_j + focal_step_j)
+        steps.append(IntrinsicStep(torch.bmm(to_start, focal_step_i), target_step, True))
+    if columns.radial:
+        steps.append(IntrinsicStep(torch.bmm(to_start, radial_step_i), edge.focal_j * radial_step_j, False))
+    return Block(edge, rays, edge.focal_j * ray_j, raw, weight, steps)
+
+
+def _through_lens(distorted: Tensor, coefficients: Tensor, is_fisheye: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Undistorted rays (e, 2, K) and their derivatives by log focal and by k1."""
+    distorted = distorted.mT
+    rays = straighten(distorted, coefficients, is_fisheye)
+    jacobian = bend_jacobian(rays, coefficients, is_fisheye)
+    focal_step = -solve_2x2(jacobian, distorted)
+    radial_step = -solve_2x2(jacobian, bend_by_k1(rays, is_fisheye))
+    return rays.mT, focal_step.mT, radial_step.mT
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Prediction
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Where the corrected depth puts each sample in image j."""
+
+    pixel: Float[Tensor, "e 2 K"]
+    inverse_z: Float[Tensor, "e K"]
+    rho: Float[Tensor, "e K"]
+    rho_by_scale: Float[Tensor, "e K"]
+    """d rho / d log alpha."""
+    rho_by_shift: Float[Tensor, "e K"]
+    """d rho / d beta."""
+    behind: Bool[Tensor, "e K"]
+    """Where the corrected depth is not positive or the point is behind camera j."""
+
+
+def inverse_depth(block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rho, its derivatives by log alpha and by beta, and where it is not valid."""
+    edge = block.cameras
+    if edge.is_disparity.all():
+        return _from_disparity(block.raw, edge.depth_scale, edge.depth_shift)
+    if not edge.is_disparity.any():
+        return _from_depth(block.raw, edge.depth_scale, edge.depth_shift)
+    pair = zip(
+        _from_disparity(block.raw, edge.depth_scale, edge.depth_shift),
+        _from_depth(block.raw, edge.depth_scale, edge.depth_shift),
+        strict=True,
+    )
+    rho, by_scale, by_shift, invalid = (torch.where(edge.is_disparity, a, b) for a, b in pair)
+    return rho, by_scale, by_shift, invalid
+
+
+def _from_depth(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rho = 1 / (alpha D + beta), through 1 / D so that D = inf (sky) is exact."""
+    inverse_raw = raw.reciprocal()
+    denominator = torch.addcmul(scale, shift, inverse_raw)
+    invalid = denominator <= 0
+    inverse = denominator.reciprocal_().masked_fill_(invalid, 0)
+    rho = inverse_raw.mul_(inverse)
+    by_scale = (rho * inverse).mul_(-scale)
+    return rho, by_scale, -(rho * rho), invalid
+
+
+def _from_disparity(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rho = alpha d + beta, clamped to 0: sky."""
+    scaled = scale * raw
+    rho = scaled + shift
+    positive = (rho > 0).to(raw)
+    return rho.clamp_min_(0), scaled * positive, positive, torch.zeros_like(rho, dtype=torch.bool)
+
+
+def predict(block: Block) -> Prediction:
+    """Project every sample with its corrected depth."""
+    rho, by_scale, by_shift, invalid = inverse_depth(block)
+    block.rays[:, 3] = rho
+    point = torch.bmm(block.cameras.projection, block.rays)
+    behind = (point[:, 2] <= 0).logical_or_(invalid)
+    # Finite numbers also where there is nothing to see: such samples get no weight, and 0 * inf would be NaN.
+    inverse_z = point[:, 2].reciprocal().masked_fill_(behind, 0)
+    return Prediction(point[:, :2] * inverse_z[:, None], inverse_z, rho, by_scale, by_shift, behind)
+
+
+def start_points(block: Block) -> Float[Tensor, "e 3 K"]:
+    """K_j R u."""
+    return torch.bmm(block.cameras.projection[..., :3], block.rays[:, :3])
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """a . b over the two components of (e, 2, K) planes."""
+    return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
+
+
+def fill_depth(rows: Tensor, by_rho: Tensor, prediction: Prediction) -> None:
+    """Fill the columns of the depth correction, given the derivative by inverse depth."""
+    torch.mul(by_rho, prediction.rho_by_scale[:, None], out=rows[:, POSE_COLUMNS])
+    torch.mul(by_rho, prediction.rho_by_shift[:, None], out=rows[:, POSE_COLUMNS + 1])
+
+
+def empty_rows(block: Block) -> Tensor:
+    """Room for the rows of a block."""
+    num_edges, num_samples = block.raw.shape
+    num_columns = FRAME_COLUMNS + 2 * len(block.intrinsic_steps)
+    return block.raw.new_empty(num_edges, num_columns + 1, 2, num_samples)
+
+
+def gram(rows: Float[Tensor, "e C1 2 K"]) -> Float[Tensor, "e C1 C1"]:
+    """J^T W J, J^T W r and r^T W r of each edge from rows scaled by the root of their weight."""
+    flat = rows.flatten(2)
+    return torch.bmm(flat, flat.mT).double()

@@ -1,0 +1,153 @@
+"""The paper's residual, the distance of projection and match: residual, rows, frozen loss."""
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
+from mbasfm.objective.edge_block import (
+    FRAME_COLUMNS,
+    Block,
+    Columns,
+    Prediction,
+    blocks,
+    dot,
+    empty_rows,
+    fill_depth,
+    gram,
+    predict,
+)
+from mbasfm.objective.losses import WeightTable, fit_weights
+from mbasfm.objective.residual_kind import NO_INTRINSICS, GramSink, frozen_loss, look_up, stream
+from mbasfm.runtime.distributed import Share, deal
+from mbasfm.types.cameras import Cameras
+from mbasfm.types.samples import SampleSource
+
+
+@dataclass(frozen=True)
+class FrozenIsotropic:
+    """The loss fitted to the residuals at the start of a step."""
+
+    table: WeightTable
+    gain: Float[Tensor, " G"]
+    """Factor of each group's loss: makes the sum over stars comparable with a sum over samples."""
+
+
+@dataclass(frozen=True)
+class IsotropicForm:
+    """The paper's residual: one distribution over the graph (fine) or one per star (coarse)."""
+
+    samples: SampleSource
+    num_frames: int
+    binning: Binning
+    loss: str
+    per_star: bool
+    share: Share = field(repr=False)
+
+    @staticmethod
+    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "IsotropicForm":
+        """Processes share the work: whole stars, or edges at random."""
+        share = deal(blocks(samples), at_random=not per_star)
+        return IsotropicForm(samples, num_frames, binning, loss, per_star, share)
+
+    @property
+    def _num_groups(self) -> int:
+        return self.num_frames if self.per_star else 1
+
+    def start(self, cameras: Cameras) -> FrozenIsotropic:
+        """The loss at the first cameras."""
+        return self.freeze(self.measure(cameras, None)[1])
+
+    def measure(self, cameras: Cameras, frozen: FrozenIsotropic | None) -> tuple[float, Float[Tensor, "G T1"]]:
+        """Loss under the frozen tables (0 without) and the histogram of the residuals."""
+        total = torch.zeros((), dtype=torch.float64)
+        counts = torch.zeros(self._num_groups, self.binning.num_bins + 1, dtype=torch.float64)
+        for chunk, block in stream(cameras, self.samples, NO_INTRINSICS, self.share):
+            squared = isotropic(block).squared
+            index, group = self.binning.index(squared.sqrt()), self._group(chunk)
+            add_bins(counts, index, block.weight, group)
+            if frozen is not None:
+                total += frozen_loss(frozen.table, frozen.gain, index, group, squared, block.weight)
+        self.share.total(total, counts)
+        return float(total), counts
+
+    def freeze(self, counts: Float[Tensor, "G T1"]) -> FrozenIsotropic:
+        """Fit the loss to the histogram (coarse: |R_i| counts only residuals below tau_max)."""
+        distribution = distribution_from_counts(self.binning, counts)
+        gain = torch.ones(1, dtype=torch.float64)
+        if self.per_star:
+            inside = distribution.counts.sum(-1)
+            distribution = Distribution(self.binning, distribution.counts, inside)
+            occupied = inside > 0
+            # eqn:coarse_ba averages over stars; times the number of samples, priors keep their meaning.
+            gain = inside.sum() / (occupied.sum().clamp_min(1) * inside.clamp_min(1e-30)) * occupied
+        return FrozenIsotropic(fit_weights(distribution, self.loss, dimension=2), gain)
+
+    def linearize(self, cameras: Cameras, frozen: FrozenIsotropic, columns: Columns, sink: GramSink) -> float:
+        """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges."""
+        total = torch.zeros((), dtype=torch.float64)
+        for chunk, block in stream(cameras, self.samples, columns, self.share):
+            parts = isotropic(block)
+            index, group = self.binning.index(parts.squared.sqrt()), self._group(chunk)
+            total += frozen_loss(frozen.table, frozen.gain, index, group, parts.squared, block.weight)
+            weight = look_up(frozen.table, frozen.gain, index, group, block.raw.dtype) * block.weight
+            sink(chunk, gram(isotropic_rows(block, parts, weight.sqrt_())))
+        self.share.total(total)
+        return float(total)
+
+    def distribution(self, counts: Float[Tensor, "G T1"]) -> Distribution:
+        """The distribution over the whole graph, for reports."""
+        return distribution_from_counts(self.binning, counts.sum(0, keepdim=True))
+
+    def _group(self, chunk: slice) -> Int[Tensor, " e"] | None:
+        return self.samples.edges[chunk, 0] if self.per_star else None
+
+
+@dataclass(frozen=True)
+class Isotropic:
+    """Residual vectors of a block."""
+
+    prediction: Prediction
+    error: Float[Tensor, "e 2 K"]
+    squared: Float[Tensor, "e K"]
+    """Infinite behind the camera."""
+
+
+def isotropic(block: Block) -> Isotropic:
+    """eqn:residual_2d for a block."""
+    prediction = predict(block)
+    error = prediction.pixel - block.target
+    return Isotropic(prediction, error, dot(error, error).masked_fill_(prediction.behind, torch.inf))
+
+
+def isotropic_rows(block: Block, parts: Isotropic, root_weight: Float[Tensor, "e K"]) -> Float[Tensor, "e C1 2 K"]:
+    """Both components of the residual vectors with their derivatives, scaled by the root of the weight."""
+    prediction, step, root = parts.prediction, block.step, root_weight[:, None]
+    # All columns are linear in the pair (focal, pixel): scaled once, the rows come out scaled.
+    focal, pixel = block.cameras.focal_j * root, prediction.pixel * root
+    ray, place_step = prediction.pixel / block.cameras.focal_j, (prediction.rho * prediction.inverse_z)[:, None]
+    rows = empty_rows(block)
+    torch.mul(pixel, -ray[:, 1:], out=rows[:, 0])  # rotation: (a, b, 1) x (f_x, f_y, -pixel) by component
+    rows[:, 0, 1].sub_(focal[:, 1])
+    torch.mul(pixel, ray[:, :1], out=rows[:, 1])
+    rows[:, 1, 0].add_(focal[:, 0])
+    torch.mul(focal[:, 0], -ray[:, 1], out=rows[:, 2, 0])
+    torch.mul(focal[:, 1], ray[:, 0], out=rows[:, 2, 1])
+    rows[:, 3, 1] = rows[:, 4, 0] = 0  # translation
+    torch.mul(focal[:, :1], place_step, out=rows[:, 3, :1])
+    torch.mul(focal[:, 1:], place_step, out=rows[:, 4, 1:])
+    torch.mul(pixel, -place_step, out=rows[:, 5])
+    inverse_z = prediction.inverse_z[:, None]
+    by_rho = (step[:, :2] * root).addcmul_(pixel, step[:, 2:], value=-1).mul_(inverse_z)
+    fill_depth(rows, by_rho, prediction)
+    for number, intrinsic in enumerate(block.intrinsic_steps):
+        column = FRAME_COLUMNS + 2 * number
+        moved = (intrinsic.start[:, :2] * root).addcmul_(pixel, intrinsic.start[:, 2:], value=-1)
+        torch.mul(moved, inverse_z, out=rows[:, column])
+        rows[:, column + 1] = pixel if intrinsic.scales_image else 0
+        if intrinsic.target is not None:
+            rows[:, column + 1].addcmul_(intrinsic.target, root, value=-1)
+    torch.mul(parts.error, root, out=rows[:, -1])
+    return rows

@@ -1,0 +1,176 @@
+"""The marginalized loss and score, and the rival robust losses (paper Sec. 3.2).
+
+A distribution gives the first-order solver the surrogate loss F(r) with gradient p(r), and the second-order
+solver a table of weights w with gradient w(r) r. A rival loss is another way to fill that table.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.optimize import isotonic_regression
+from torch import Tensor
+
+from mbasfm.objective.distribution import Binning, Distribution, robust_sigma
+
+MIXTURE_SIZE = 8
+MIXTURE_STEPS = 40
+
+
+def surrogate_loss(
+    residuals: Float[Tensor, "E K"], distribution: Distribution, group: Int[Tensor, " E"] | None = None
+) -> Float[Tensor, "E K"]:
+    """F(min(r, tau_max)) of each residual, with the distribution held fixed; its derivative is p(r), and 0 beyond.
+
+    The paper prints -F (eqn:fine_forward) and the gradient -p (eqn:fine_backward). Minimising that makes residuals
+    grow; what has to be minimised is +F.
+    """
+    num_bins = distribution.binning.num_bins
+    inside = distribution.binning.index(residuals) < num_bins
+    # Outliers leave the graph before any arithmetic: 0 * inf would poison the gradient.
+    coordinate = distribution.binning.coordinate(residuals.where(inside, torch.zeros_like(residuals)))
+    index = coordinate.detach().long().clamp_max(num_bins - 1)
+    if group is not None:
+        index = index + (group * num_bins)[:, None]
+    density = distribution.density().to(residuals).flatten()[index]
+    start = distribution.cumulative()[:, :-1].to(residuals).flatten()[index]
+    inlier = start + density * (coordinate - coordinate.detach().floor().clamp_max(num_bins - 1))
+    last = distribution.cumulative()[:, -1].to(residuals)
+    outlier = last[:1, None] if group is None else last[group][:, None]
+    return inlier.where(inside, outlier)
+
+
+def marginalized_score(residuals: Float[Tensor, "*B"], tau_max: float) -> Float[Tensor, ""]:
+    """S^m / |R| = mean max(0, tau_max - r). For reports and for choosing between hypotheses, not for descent.
+
+    Its exact gradient is that of a truncated L1 norm, another estimator than the surrogate.
+    """
+    return (tau_max - residuals).clamp_min(0).nan_to_num(nan=0).mean()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Weights of iteratively re-weighted least squares
+
+
+@dataclass(frozen=True)
+class WeightTable:
+    """A robust loss per group as a quadratic spline: weight w_b on bin b, so that loss' = w(r) r.
+
+    With non-increasing weights the re-weighted quadratic majorises the loss (it is concave in r^2).
+    """
+
+    binning: Binning
+    weight: Float[Tensor, "G T1"]
+    """Zero in the last column, which stands for all beyond tau_max."""
+    offset: Float[Tensor, "G T1"]
+    """loss(r) = offset + w r^2 / 2; constant beyond tau_max: the loss saturates."""
+
+    def slots(self, index: Int[Tensor, "E K"], group: Int[Tensor, " E"] | None = None) -> Int[Tensor, " M"]:
+        """Flat positions in the table, to look up weight and offset."""
+        if group is not None:
+            index = index + (group * self.weight.shape[1])[:, None]
+        return index.reshape(-1)
+
+    def loss(self, residuals: Float[Tensor, "E K"], group: Int[Tensor, " E"] | None = None) -> Float[Tensor, "E K"]:
+        """The frozen, saturating loss of each residual: what a step may be judged by."""
+        slots = self.slots(self.binning.index(residuals), group)
+        weight = self.weight.to(residuals).flatten()[slots].view_as(residuals)
+        offset = self.offset.to(residuals).flatten()[slots].view_as(residuals)
+        return offset + 0.5 * weight * residuals.where(weight > 0, torch.zeros_like(residuals)).square()
+
+
+def table_from_weights(binning: Binning, weight: Float[Tensor, "G T"]) -> WeightTable:
+    """Integrate w(r) r over the bins."""
+    squared = binning.edges().square()
+    steps = 0.5 * weight * (squared[1:] - squared[:-1])
+    start = torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
+    padded = torch.nn.functional.pad(weight, (0, 1))
+    return WeightTable(binning, padded, start - 0.5 * padded * squared)
+
+
+def non_increasing(weight: Float[Tensor, "G T"], mass: Float[Tensor, " T"]) -> Float[Tensor, "G T"]:
+    """Nearest non-increasing rows in the norm weighted by ``mass``; row sums of weight * mass stay as they are."""
+    rows = [isotonic_regression(row, weights=mass.numpy(), increasing=False).x for row in weight.numpy()]
+    return torch.from_numpy(np.stack(rows)).clamp_min_(0)
+
+
+def density_weights(distribution: Distribution, dimension: int) -> Float[Tensor, "G T"]:
+    """w = p(r) / r, for plane vectors (up to 2 pi) the density of the vector itself (eqn:fine_backward as weights)."""
+    edges = distribution.binning.edges()
+    area = 0.5 * (edges[1:] ** 2 - edges[:-1] ** 2)  # = bin width * bin centre
+    return non_increasing(distribution.density() / area, area)
+
+
+def median_weights(distribution: Distribution, dimension: int) -> Float[Tensor, "G T"]:
+    """w = p(|e|) / sigma with a robust sigma: less noisy near zero than p / |e|, where |e| is one-dimensional."""
+    width = distribution.binning.edges().diff()
+    density = non_increasing(distribution.density() / width, width)
+    return density / robust_sigma(distribution, dimension)[:, None]
+
+
+def mixture_weights(distribution: Distribution, dimension: int) -> Float[Tensor, "G T"]:
+    """Weights of a scale mixture of centred Gaussians and a uniform background, fitted to the histogram by EM.
+
+    w = sum_m gamma_m(r) / sigma_m^2 [px^-2]: non-increasing, hence a majoriser, and smooth although bins are noisy.
+    """
+    edges = distribution.binning.edges()
+    sigma = _mixture_sigmas(distribution)
+    low, high = edges[:-1, None] / sigma[:, None, :], edges[1:, None] / sigma[:, None, :]
+    if dimension == 1:
+        mass = torch.erf(high / 2**0.5) - torch.erf(low / 2**0.5)
+    else:
+        mass = torch.exp(-0.5 * low**2) - torch.exp(-0.5 * high**2)
+    uniform = (edges**dimension).diff() / edges[-1] ** dimension
+    mass = torch.cat([mass, uniform[None, :, None].expand(len(mass), -1, 1)], -1).clamp_min_(1e-300)
+    share = torch.full_like(mass[:, :1], 1 / mass.shape[-1])
+    counts = distribution.counts / distribution.counts.sum(-1, keepdim=True).clamp_min(1e-30)
+    for _ in range(MIXTURE_STEPS):
+        joint = share * mass
+        share = (counts[..., None] * joint / joint.sum(-1, keepdim=True).clamp_min(1e-300)).sum(1, keepdim=True)
+    center = distribution.binning.centers()
+    height = torch.exp(-0.5 * (center[:, None] / sigma[:, None, :]) ** 2) / sigma[:, None, :] ** dimension
+    # Density at r relative to a common constant, so that the uniform part compares with the Gaussians.
+    constant = (2 / np.pi) ** 0.5 if dimension == 1 else 1.0
+    background = 1 / (edges[-1] * constant) if dimension == 1 else 2 / edges[-1] ** 2
+    joint = share[..., :-1] * height
+    total = joint.sum(-1) + share[..., -1] * background
+    return (joint / sigma[:, None, :] ** 2).sum(-1) / total.clamp_min(1e-300)
+
+
+def _mixture_sigmas(distribution: Distribution) -> Float[Tensor, "G M"]:
+    """Log-spaced from well below the median to the truncation."""
+    median = distribution.quantile(0.5).clamp_min(float(distribution.binning.edges()[1]))
+    low, high = 0.1 * median, torch.full_like(median, 0.5 * distribution.binning.tau_max)
+    steps = torch.linspace(0, 1, MIXTURE_SIZE, dtype=torch.float64)
+    return torch.exp(torch.lerp(low.minimum(0.2 * high).log()[:, None], high.log()[:, None], steps))
+
+
+def _rival(weight: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Distribution, int], Tensor]:
+    """A classical loss from its weight as function of r, sigma and tau_max, evaluated at the bin centres."""
+
+    def weights(distribution: Distribution, dimension: int) -> Float[Tensor, "G T"]:
+        center, sigma = distribution.binning.centers(), robust_sigma(distribution, dimension)[:, None]
+        return weight(center.expand(len(sigma), -1), sigma, distribution.binning.edges()[-1])
+
+    return weights
+
+
+# Tuning constants for 95 % efficiency under Gaussian noise, the usual choice of the robust-statistics literature.
+LOSSES: dict[str, Callable[[Distribution, int], Tensor]] = {
+    "mba": density_weights,
+    "median": median_weights,
+    "mixture": mixture_weights,
+    "l2": _rival(lambda r, sigma, tau: sigma**-2 * torch.ones_like(r)),
+    "soft_l1": _rival(lambda r, sigma, tau: sigma**-2 / (1 + (r / (1.345 * sigma)) ** 2).sqrt()),
+    "cauchy": _rival(lambda r, sigma, tau: sigma**-2 / (1 + (r / (2.385 * sigma)) ** 2)),
+    "tukey": _rival(lambda r, sigma, tau: sigma**-2 * (1 - (r / (4.685 * sigma)) ** 2).clamp_min(0) ** 2),
+    "truncated_l1": _rival(lambda r, sigma, tau: 1 / (r * tau)),
+}
+"""Weights (G, T) from a distribution and the dimension of the residual (1 or 2)."""
+
+
+def fit_weights(distribution: Distribution, loss: str, dimension: int) -> WeightTable:
+    """The table of a loss, fitted to the distribution of the present residuals."""
+    return table_from_weights(distribution.binning, LOSSES[loss](distribution, dimension))

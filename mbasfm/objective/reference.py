@@ -1,0 +1,186 @@
+"""Residuals of all samples, written to be read: the slow, differentiable twin of objective/edge_block.py.
+
+Residuals are measured at a long side of 1024: px * (1024 / long side of image j).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mbasfm.geometry.camera import pixel_rays
+from mbasfm.geometry.rigid import compose, invert
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.samples import Samples
+
+MIN_BASELINE = 1e-12
+"""Baselines are kept this far from zero, where epipolar lines have no direction; far below any unit of length."""
+
+
+@dataclass(frozen=True)
+class NoiseScale:
+    """What the split residual needs to know about the noise."""
+
+    match_px: float
+    """sigma_m: error of a match across its epipolar line [px]."""
+    depth: Float[Tensor, " N"]
+    """sigma_d: relative depth error of each frame."""
+
+
+@dataclass(frozen=True)
+class EdgeRays:
+    """Each sample in frame j, in centred pixels of the reference size: it projects to (start + rho * step) / z."""
+
+    start: Float[Tensor, "E K 3"]
+    """K_j R_ji u: where the ray of the pixel points to."""
+    step: Float[Tensor, "E 1 3"]
+    """K_j t_ji: what inverse depth adds."""
+    inverse_depth: Float[Tensor, "E K"]
+    """rho; NaN where the corrected depth is not positive."""
+    target: Float[Tensor, "E K 2"]
+    """The match q."""
+
+
+@dataclass(frozen=True)
+class SplitResiduals:
+    """The residual vector of each sample in two parts (both [px]), and what each part is worth."""
+
+    across: Float[Tensor, "E K"]
+    """Distance to the epipolar half-line; no depth error can touch it. Infinite where nothing is in front."""
+    along: Float[Tensor, "E K"]
+    """Error along the line at the predicted depth. Infinite where the prediction is behind the camera."""
+    spread: Float[Tensor, "E K"]
+    """s: expected size of ``along`` from match and depth noise."""
+    slope: Float[Tensor, "E K"]
+    """g: how far the prediction moves per unit of log depth."""
+    place: Float[Tensor, "E K 2"]
+    """(c, d): ``across`` is measured at the point c * start + d * step of EdgeRays, which has z = 1."""
+    normal: Float[Tensor, "E K 2"]
+    """Direction in which ``across`` is measured."""
+
+
+def inverse_depths(cameras: Cameras, samples: Samples) -> Float[Tensor, "E K"]:
+    """Corrected inverse depth of each sample (eqn:depth_adjustment); NaN where the corrected depth is not positive."""
+    i = samples.edges[:, 0]
+    scale = cameras.depth_scale[i, None].to(samples.data)
+    shift = cameras.depth_shift[i, None].to(samples.data)
+    is_disparity = cameras.is_disparity[i, None]
+    raw = samples.data[..., 4]
+    zero = torch.zeros_like(raw)  # values of the other kind leave before any arithmetic: 0 * inf spoils gradients
+    disparity = (scale * raw.where(is_disparity, zero) + shift).clamp_min(0)  # beyond infinity is infinity: sky
+    inverse_raw = torch.where(is_disparity, zero, raw.reciprocal())  # 0 for sky
+    denominator = scale + shift * inverse_raw
+    depth_like = inverse_raw / denominator.where(denominator > 0, torch.full_like(denominator, torch.nan))
+    return torch.where(is_disparity, disparity, depth_like)
+
+
+def image_scale(cameras: Cameras) -> Float[Tensor, " N"]:
+    """Factor from a frame's pixels to those of the reference size."""
+    return REFERENCE_LONG_SIDE / cameras.intrinsics.sizes.amax(-1).double()
+
+
+def relative_poses(cameras: Cameras, edges: Int[Tensor, "E 2"]) -> Float[Tensor, "E 3 4"]:
+    """j_from_i of each edge, with a baseline that is never quite zero."""
+    i, j = edges.unbind(-1)
+    j_from_i = compose(cameras.cam_from_world[j], invert(cameras.cam_from_world[i]))
+    nudge = torch.zeros_like(j_from_i)
+    nudge[:, 0, 3] = MIN_BASELINE * (j_from_i[..., 3].norm(dim=-1) < MIN_BASELINE)
+    return j_from_i + nudge
+
+
+def edge_rays(cameras: Cameras, samples: Samples) -> EdgeRays:
+    """Rays, baselines and targets of all samples in the image of frame j."""
+    intrinsics, dtype = cameras.intrinsics, samples.data
+    i, j = samples.edges.unbind(-1)
+    focal_j = intrinsics.focal[j] * image_scale(cameras)[j, None]
+    to_pixels = torch.cat([focal_j, torch.ones_like(focal_j[:, :1])], -1)[..., None]
+    projection = (to_pixels * relative_poses(cameras, samples.edges)).to(dtype)
+    rays_i = pixel_rays(samples.data[..., 0:2], intrinsics, i[:, None])
+    start = torch.cat([rays_i, torch.ones_like(rays_i[..., :1])], -1) @ projection[..., :3].mT
+    rays_j = pixel_rays(samples.data[..., 2:4], intrinsics, j[:, None])
+    target = rays_j * focal_j[:, None].to(dtype)
+    return EdgeRays(start, projection[:, None, :, 3], inverse_depths(cameras, samples), target)
+
+
+def isotropic_residuals(cameras: Cameras, samples: Samples) -> Float[Tensor, "E K"]:
+    """Distance between each projected sample and its match (eqn:residual_2d) [px at the reference size].
+
+    A point that ends up behind camera j has no projection: its residual is infinite.
+    """
+    rays = edge_rays(cameras, samples)
+    points = rays.start + rays.inverse_depth.nan_to_num(nan=-1.0)[..., None] * rays.step
+    front = (points[..., 2] > 0) & ~rays.inverse_depth.isnan()
+    depth = points[..., 2:].where(front[..., None], torch.ones_like(points[..., 2:]))
+    error = points[..., :2] / depth - rays.target
+    # The square root has no derivative at 0; the tiny term gives it the derivative 0.
+    length = (error.square().sum(-1) + 1e-24).sqrt()
+    return length.where(front, torch.full_like(length, torch.inf))
+
+
+def split_residuals(cameras: Cameras, samples: Samples, noise: NoiseScale) -> SplitResiduals:
+    """Split each residual at the epipolar line: across it, and along it.
+
+    Across is measured from the point of the half-line (depths from 0 to infinity, in front of the camera) that is most
+    likely given the match, the predicted depth and their noise; it differs from the distance to the whole line only
+    where that point lies beyond an end of the half-line.
+    """
+    rays = edge_rays(cameras, samples)
+    start, step, target = rays.start, rays.step, rays.target
+    line = torch.linalg.cross(start, step.expand_as(start))
+    norm = line[..., :2].norm(dim=-1).clamp_min(torch.finfo(start.dtype).tiny)
+    normal = line[..., :2] / norm[..., None]
+    tangent = torch.stack([-normal[..., 1], normal[..., 0]], -1)
+    distance = -((normal * target).sum(-1) + line[..., 2] / norm)
+    foot = target + distance[..., None] * normal
+
+    rho = rays.inverse_depth.nan_to_num(nan=-1.0)
+    predicted = start + rho[..., None] * step
+    front = (predicted[..., 2] > 0) & ~rays.inverse_depth.isnan()
+    z = predicted[..., 2].where(front, torch.ones_like(rho))
+    pixels = predicted[..., :2] / z[..., None]
+    along = (tangent * (pixels - target)).sum(-1)
+    slope = (rho / z * (tangent * (step[..., :2] - pixels * step[..., 2:])).sum(-1)).abs()
+    spread_squared = noise.match_px**2 + (noise.depth.to(slope)[samples.edges[:, 0], None] * slope).square()
+    keep = torch.where(front, noise.match_px**2 / spread_squared, torch.zeros_like(slope))  # 1 - kappa
+    likely = foot + (keep * along.where(front, torch.zeros_like(along)))[..., None] * tangent
+
+    offset, place = clamp_to_half_line(start, step, likely, tangent)
+    signed = distance.where(offset == 0, (distance.square() + offset.square() + 1e-24).sqrt())
+    vector = distance[..., None] * normal + offset[..., None] * tangent
+    direction = torch.where((offset == 0)[..., None], normal, vector / signed[..., None])
+    infinite = torch.full_like(along, torch.inf)
+    across = signed.where(offset.isfinite(), infinite)
+    return SplitResiduals(across, along.where(front, infinite), spread_squared.sqrt(), slope, place, direction)
+
+
+def clamp_to_half_line(
+    start: Float[Tensor, "E K 3"],
+    step: Float[Tensor, "E 1 3"],
+    likely: Float[Tensor, "E K 2"],
+    tangent: Float[Tensor, "E K 2"],
+) -> tuple[Float[Tensor, "E K"], Float[Tensor, "E K 2"]]:
+    """How far along the tangent a point of the line must move to have positive depth, and where that is.
+
+    The half-line runs from the image of ``start`` (infinitely far) to that of ``step`` (infinitely near). The way is
+    infinite where neither end is in front of the camera and the point itself is not either. The place is given by
+    (c, d), so that c * start + d * step is the point with z = 1.
+    """
+    to_start = (tangent * (start[..., :2] - likely * start[..., 2:])).sum(-1)
+    to_step = (tangent * (step[..., :2] - likely * step[..., 2:])).sum(-1)
+    z = start[..., 2] * to_step - step[..., 2] * to_start  # start * to_step - step * to_start projects to likely
+    inside = (to_step * z > 0) & (-to_start * z >= 0)
+    zero, infinite = torch.zeros_like(z), torch.full_like(z, torch.inf)
+    far = torch.where(start[..., 2] > 0, to_start / start[..., 2], infinite)
+    near = torch.where(step[..., 2] > 0, to_step / step[..., 2], infinite)
+    is_far = far.abs() <= near.abs()
+    offset = torch.where(inside, zero, torch.where(is_far, far, near))
+    end = torch.stack(
+        [
+            torch.where(is_far, 1 / start[..., 2], zero),
+            torch.where(is_far, zero, (1 / step[..., 2]).expand_as(zero)),
+        ],
+        -1,
+    )
+    place = torch.stack([to_step, -to_start], -1) / z.where(inside, torch.ones_like(z))[..., None]
+    return offset, torch.where(inside[..., None], place, end)

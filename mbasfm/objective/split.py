@@ -1,0 +1,345 @@
+"""The residual split at the epipolar line: residual, rows, frozen losses, noise."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts, robust_sigma
+from mbasfm.objective.edge_block import (
+    FRAME_COLUMNS,
+    POSE_COLUMNS,
+    Block,
+    Columns,
+    Prediction,
+    blocks,
+    dot,
+    empty_rows,
+    fill_depth,
+    gram,
+    predict,
+    start_points,
+)
+from mbasfm.objective.losses import WeightTable, fit_weights
+from mbasfm.objective.reference import NoiseScale
+from mbasfm.objective.residual_kind import NO_INTRINSICS, GramSink, frozen_loss, look_up, source_mass, stream
+from mbasfm.runtime.distributed import Share, deal
+from mbasfm.types.cameras import Cameras
+from mbasfm.types.samples import SampleSource
+
+ALONG_BINNING = Binning(tau_max=20.0, num_bins=100, log_scale=0.3)
+"""Of the whitened along-residual, in units of its expected size."""
+RATIO_BINNING = Binning(tau_max=2.0, num_bins=80, log_scale=0.01)
+"""Of |along| / slope: the relative depth error of a sample."""
+FIRST_NOISE = (1.0, 0.1)
+"""Match [px] and relative depth error assumed before anything was measured."""
+DEPTH_ERROR_RANGE = (0.01, 0.5)
+MATCH_ERROR_RANGE_PX = (0.05, 10.0)
+SHRINKAGE_SAMPLES = 20.0
+"""A frame's own depth error counts like the common one when it rests on so many samples."""
+DEPTH_VOTES = 8.0
+"""Depth errors of one frame are correlated: all its along-residuals together weigh like so many independent ones.
+
+Chosen on made-up scenes, checked on others (benchmarks/covariance.py): 8 and 20 give better poses than 64, and only
+with 8 the covariance holds the truth about as often as it says."""
+
+
+@dataclass(frozen=True)
+class SplitStatistics:
+    """Histograms of both parts, and of the relative depth error per frame."""
+
+    noise: NoiseScale
+    """With which they were measured."""
+    across: Float[Tensor, "1 T1"]
+    along: Float[Tensor, "1 T2"]
+    ratio: Float[Tensor, "N R"]
+
+
+@dataclass(frozen=True)
+class FrozenSplit:
+    """Both losses as fitted at the start of a step."""
+
+    noise: NoiseScale
+    next_noise: NoiseScale
+    across: WeightTable
+    along: WeightTable
+    gate: WeightTable
+    """Weight across over its peak: how much a match is believed when it votes along."""
+
+
+@dataclass(frozen=True)
+class SplitForm:
+    """The residual split at the epipolar line, with a distribution for each part over the graph."""
+
+    samples: SampleSource
+    num_frames: int
+    binning: Binning
+    loss: str
+    share: Share = field(repr=False)
+    across_share: Float[Tensor, "E 1"] = field(repr=False)
+    """1/2 where the opposite edge exists: the same match must not count twice."""
+    along_share: Float[Tensor, "E 1"] = field(repr=False)
+    """gamma: DEPTH_VOTES over the samples of the source frame, at most 1."""
+    scratch: dict[int, tuple[Tensor, Tensor]] = field(repr=False)
+    """Of each block, by its first edge, written by linearize and read by measure: the square of the expected size of
+    along-residuals at the step's start, and their votes, small for mismatches and for frames with many samples."""
+
+    @staticmethod
+    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str) -> "SplitForm":
+        """Count directions and samples of each frame."""
+        i, j = samples.edges.unbind(-1)
+        both = torch.isin(i * num_frames + j, j * num_frames + i)
+        along = (DEPTH_VOTES / source_mass(samples, num_frames).clamp_min(1e-30)).clamp_max(1)[i]
+        across = torch.where(both, 0.5, 1.0)
+        shares = across[:, None].to(samples.dtype), along[:, None].to(samples.dtype)
+        share = deal(blocks(samples), at_random=True)
+        return SplitForm(samples, num_frames, binning, loss, share, *shares, {})
+
+    def start(self, cameras: Cameras) -> FrozenSplit:
+        """The loss at the first cameras: one round to learn the noise, one with it."""
+        common = torch.full((self.num_frames,), FIRST_NOISE[1], dtype=torch.float64)
+        first = self.freeze(self.statistics(cameras, NoiseScale(FIRST_NOISE[0], common)))
+        return self.freeze(self.statistics(cameras, first.next_noise))
+
+    def statistics(self, cameras: Cameras, noise: NoiseScale) -> SplitStatistics:
+        """Histograms, with a given noise."""
+        return self._measure(cameras, noise, None)[1]
+
+    def measure(self, cameras: Cameras, frozen: FrozenSplit) -> tuple[float, SplitStatistics]:
+        """Loss under the frozen tables and the histograms, the latter with the newest noise estimate."""
+        return self._measure(cameras, frozen.next_noise, frozen)
+
+    def _measure(
+        self, cameras: Cameras, noise: NoiseScale, frozen: FrozenSplit | None
+    ) -> tuple[float, SplitStatistics]:
+        depth_error = noise.depth[:, None].to(self.samples.dtype)
+        total = torch.zeros((), dtype=torch.float64)
+        across = torch.zeros(1, self.binning.num_bins + 1, dtype=torch.float64)
+        along = torch.zeros(1, ALONG_BINNING.num_bins + 1, dtype=torch.float64)
+        ratio = torch.zeros(self.num_frames, RATIO_BINNING.num_bins + 1, dtype=torch.float64)
+        for chunk, block in stream(cameras, self.samples, NO_INTRINSICS, self.share):
+            source = self.samples.edges[chunk, 0]
+            parts = split(block, noise.match_px, depth_error[source])
+            size = parts.along.abs().masked_fill_(parts.prediction.behind, torch.inf)
+            index = self.binning.index(parts.across.abs())
+            add_bins(across, index, block.weight)
+            likely = block.weight * (parts.across.abs() < 3 * noise.match_px)
+            eta = ALONG_BINNING.index(size * parts.spread_squared.rsqrt())
+            add_bins(along, eta, likely)
+            tells = likely * (parts.slope * depth_error[source] > noise.match_px)
+            add_bins(ratio, RATIO_BINNING.index(size / parts.slope), tells, source)
+            if frozen is not None:
+                total += self._across_loss(frozen, block, parts.across, index, chunk)
+                total += self._along_loss(frozen, block, size, chunk)
+        self.share.total(total, across, along, ratio)
+        return float(total), SplitStatistics(noise, across, along, ratio)
+
+    def _across_loss(self, frozen: FrozenSplit, block: Block, across: Tensor, index: Tensor, chunk: slice) -> float:
+        weight = block.weight * self.across_share[chunk]
+        return frozen_loss(frozen.across, None, index, None, across.square(), weight)
+
+    def _along_loss(self, frozen: FrozenSplit, block: Block, size: Tensor, chunk: slice) -> float:
+        spread_squared, vote = self.scratch[chunk.start]
+        eta_squared = size.square() / spread_squared
+        index = ALONG_BINNING.index(eta_squared.sqrt())
+        return frozen_loss(frozen.along, None, index, None, eta_squared, block.weight * vote)
+
+    def freeze(self, statistics: SplitStatistics) -> FrozenSplit:
+        """Fit both losses; the noise estimate of these histograms is used from the next measurement on."""
+        across = distribution_from_counts(self.binning, statistics.across)
+        along = distribution_from_counts(ALONG_BINNING, statistics.along)
+        table = fit_weights(across, self.loss, dimension=1)
+        gate = replace(table, weight=table.weight / table.weight.amax().clamp_min(1e-30))
+        return FrozenSplit(
+            statistics.noise,
+            estimate_noise(across, distribution_from_counts(RATIO_BINNING, statistics.ratio)),
+            table,
+            fit_weights(along, self.loss, dimension=1),
+            gate,
+        )
+
+    def linearize(self, cameras: Cameras, frozen: FrozenSplit, columns: Columns, sink: GramSink) -> float:
+        """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges.
+
+        Notes spread and vote of each sample.
+        """
+        depth_error = frozen.noise.depth[:, None].to(self.samples.dtype)
+        total = torch.zeros((), dtype=torch.float64)
+        for chunk, block in stream(cameras, self.samples, columns, self.share):
+            parts = split(block, frozen.noise.match_px, depth_error[self.samples.edges[chunk, 0]])
+            index, dtype = self.binning.index(parts.across.abs()), block.raw.dtype
+            across_weight = look_up(frozen.across, None, index, None, dtype)
+            # A mismatch must not vote along; a wrong depth may well be a good match, so never the reverse.
+            vote = look_up(frozen.gate, None, index, None, dtype) * self.along_share[chunk]
+            self.scratch[chunk.start] = parts.spread_squared, vote
+            size = parts.along.abs().masked_fill_(parts.prediction.behind, torch.inf)
+            total += self._across_loss(frozen, block, parts.across, index, chunk)
+            total += self._along_loss(frozen, block, size, chunk)
+            eta = ALONG_BINNING.index(size * parts.spread_squared.rsqrt())
+            along_weight = look_up(frozen.along, None, eta, None, dtype) * vote / parts.spread_squared
+            root_across = (across_weight * self.across_share[chunk] * block.weight).sqrt_()
+            root_along = (along_weight * block.weight).sqrt_()
+            sink(chunk, gram(split_rows(block, parts, root_across, root_along)))
+        self.share.total(total)
+        return float(total)
+
+    def distribution(self, statistics: SplitStatistics) -> Distribution:
+        """The distribution of the across-part, for reports."""
+        return distribution_from_counts(self.binning, statistics.across)
+
+
+def estimate_noise(across: Distribution, ratio: Distribution) -> NoiseScale:
+    """Match noise from the across-part; depth noise per frame, shrunk to the common one where samples are few."""
+    match_px = float(robust_sigma(across, dimension=1)[0].clamp(*MATCH_ERROR_RANGE_PX))
+    pooled = Distribution(ratio.binning, ratio.counts.sum(0, keepdim=True), ratio.total.sum(0, keepdim=True))
+    if float(pooled.total[0]) < 1:
+        return NoiseScale(match_px, torch.full((len(ratio.total),), 0.1, dtype=torch.float64))
+    common, own = robust_sigma(pooled, dimension=1), robust_sigma(ratio, dimension=1)
+    trust = ratio.total / (ratio.total + SHRINKAGE_SAMPLES)
+    return NoiseScale(match_px, torch.exp(torch.lerp(common.log(), own.log(), trust)).clamp(*DEPTH_ERROR_RANGE))
+
+
+def _wedge(n: Tensor, a: Tensor) -> Tensor:
+    """tangent . a, the tangent being n turned by a right angle: (-n_y, n_x)."""
+    return torch.addcmul(n[:, 0] * a[:, 1], n[:, 1], a[:, 0], value=-1)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The two parts of the residual of a block; see reference.SplitResiduals for their meaning."""
+
+    prediction: Prediction
+    across: Float[Tensor, "e K"]
+    """Infinite where nothing of the line is in front."""
+    along: Float[Tensor, "e K"]
+    """Of no meaning where the prediction is behind."""
+    spread_squared: Float[Tensor, "e K"]
+    slope: Float[Tensor, "e K"]
+    normal: Float[Tensor, "e 2 K"]
+    """Of the epipolar line."""
+    direction: Float[Tensor, "e 2 K"]
+    """In which across is measured: the normal, or towards an end of the half-line."""
+    point: Float[Tensor, "e 2 K"]
+    """Where across is measured."""
+    place_start: Float[Tensor, "e K"]
+    """That point is place_start * start + place_step * step, with z = 1."""
+    place_step: Float[Tensor, "e K"]
+
+
+def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> Split:
+    """Split the residuals of a block at their epipolar lines."""
+    start, step, target = start_points(block), block.step, block.target
+    prediction = predict(block)
+    line = torch.bmm(block.cameras.line, block.rays[:, :3])
+    inverse_norm = dot(line, line).clamp_min_(1e-37).rsqrt_()
+    normal = line[:, :2] * inverse_norm[:, None]
+    distance = dot(normal, target).addcmul_(line[:, 2], inverse_norm).neg_()
+
+    # Along the tangent all points of the line are numbers: predicted, matched, and the most likely between the two.
+    predicted, matched, along_step = _wedge(normal, prediction.pixel), _wedge(normal, target), _wedge(normal, step)
+    along = predicted - matched
+    slope = (along_step - predicted * step[:, 2]).mul_(prediction.rho).mul_(prediction.inverse_z)
+    spread_squared = (slope * depth_error).square_().add_(match_px**2)
+    keep = (along * match_px**2).div_(spread_squared).masked_fill_(prediction.behind, 0)  # (1 - kappa) e_along
+    likely = matched + keep
+    to_start = torch.addcmul(_wedge(normal, start), likely, start[:, 2], value=-1)
+    to_step = torch.addcmul(along_step, likely, step[:, 2], value=-1)
+    inverse = (start[:, 2] * to_step).addcmul_(step[:, 2], to_start, value=-1).reciprocal_()
+    place_start, place_step = to_step * inverse, (to_start * inverse).neg_()
+
+    point = torch.addcmul(target, normal, distance[:, None])
+    point[:, 0].addcmul_(keep, normal[:, 1], value=-1)
+    point[:, 1].addcmul_(keep, normal[:, 0])
+    parts = Split(
+        prediction, distance, along, spread_squared, slope.abs_(), normal, normal, point, place_start, place_step
+    )
+    inside = (place_start > 0).logical_and_(place_step >= 0).logical_and_(place_start + place_step < torch.inf)
+    outside = inside.logical_not_().flatten().nonzero().squeeze(-1)
+    return _clamp_to_half_line(parts, start, step, to_start, to_step, outside) if len(outside) else parts
+
+
+def _clamp_to_half_line(
+    parts: Split, start: Tensor, step: Tensor, to_start: Tensor, to_step: Tensor, outside: Int[Tensor, " M"]
+) -> Split:
+    """Where the likely point is not in front of the camera, measure from the nearest end of the half-line instead."""
+
+    num_samples = parts.across.shape[1]
+    first = outside + outside // num_samples * num_samples  # position of the first of two planes
+
+    def take(plane: Tensor) -> Tensor:
+        return plane.reshape(-1).index_select(0, outside)
+
+    def put(planes: Tensor, *values: Tensor) -> Tensor:
+        """Into one plane, or into two that lie together; ``planes`` is ours to change."""
+        where = [outside] if len(values) == 1 else [first, first + num_samples]
+        for positions, value in zip(where, values, strict=True):
+            planes.view(-1).index_copy_(0, positions, value)
+        return planes
+
+    start_z, step_z = take(start[:, 2]), take(step[:, 2].expand_as(parts.across))
+    infinite = torch.full_like(start_z, torch.inf)
+    far = torch.where(start_z > 0, take(to_start) / start_z, infinite)
+    near = torch.where(step_z > 0, take(to_step) / step_z, infinite)
+    is_far = far.abs() <= near.abs()
+    offset = torch.where(is_far, far, near)
+    lost = offset.isinf()
+    distance, n_x, n_y = take(parts.across), take(parts.normal[:, 0]), take(parts.normal[:, 1])
+    length = (distance.square() + offset.square() + 1e-24).sqrt()
+    unit_across, unit_along = distance / length, (offset / length).masked_fill(lost, 0)
+    shift = offset.masked_fill(lost, 0)
+    direction = (unit_across * n_x - unit_along * n_y, unit_across * n_y + unit_along * n_x)
+    point = (take(parts.point[:, 0]) - shift * n_y, take(parts.point[:, 1]) + shift * n_x)
+    return replace(
+        parts,
+        across=put(parts.across, length),
+        direction=put(parts.normal.clone(), *direction),
+        point=put(parts.point, *point),
+        place_start=put(parts.place_start, (1 / start_z).masked_fill(~is_far | lost, 0)),
+        place_step=put(parts.place_step, (1 / step_z).masked_fill(is_far | lost, 0)),
+    )
+
+
+def split_rows(
+    block: Block, parts: Split, root_across: Float[Tensor, "e K"], root_along: Float[Tensor, "e K"]
+) -> Float[Tensor, "e C1 2 K"]:
+    """Across (at the most likely depth, which is no unknown) and along (at the predicted depth), scaled."""
+    prediction = parts.prediction
+    rows = empty_rows(block)
+    # Columns are linear in the direction: scaled by the root of the weight, the rows come out scaled.
+    place = (parts.place_start, parts.place_step)
+    _fill_row(rows[:, :, 0], block, parts.direction * root_across[:, None], parts.point, place)
+    rows[:, POSE_COLUMNS:FRAME_COLUMNS, 0] = 0
+    torch.mul(parts.across, root_across, out=rows[:, -1, 0]).masked_fill_(parts.across.isinf(), 0)
+    tangent = torch.stack([-parts.normal[:, 1], parts.normal[:, 0]], 1).mul_(root_along[:, None])
+    place = (prediction.inverse_z, prediction.rho * prediction.inverse_z)
+    by_rho = _fill_row(rows[:, :, 1], block, tangent, prediction.pixel, place)
+    fill_depth(rows[:, :, 1:], by_rho.mul_(prediction.inverse_z)[:, None], prediction)
+    torch.mul(parts.along, root_along, out=rows[:, -1, 1])
+    return rows
+
+
+def _fill_row(
+    out: Tensor, block: Block, direction: Tensor, point: Tensor, place: tuple[Tensor, Tensor]
+) -> Float[Tensor, "e K"]:
+    """Pose and intrinsic columns of direction . pixel at the point place[0] * start + place[1] * step.
+
+    Returns the derivative by rho, times z.
+    """
+    place_start, place_step = place
+    h = direction * block.cameras.focal_j
+    h_z = dot(direction, point).neg_()
+    a, b = (point / block.cameras.focal_j).unbind(1)
+    torch.mul(b, h_z, out=out[:, 0]).sub_(h[:, 1])  # rotation: (a, b, 1) x h
+    torch.addcmul(h[:, 0], a, h_z, value=-1, out=out[:, 1])
+    torch.mul(a, h[:, 1], out=out[:, 2]).addcmul_(b, h[:, 0], value=-1)
+    torch.mul(h, place_step[:, None], out=out[:, 3:5])  # translation
+    torch.mul(h_z, place_step, out=out[:, 5])
+    for number, intrinsic in enumerate(block.intrinsic_steps):
+        column = FRAME_COLUMNS + 2 * number
+        moved = dot(direction, intrinsic.start).addcmul_(h_z, intrinsic.start[:, 2])
+        torch.mul(moved, place_start, out=out[:, column])
+        out[:, column + 1] = -h_z if intrinsic.scales_image else 0
+        if intrinsic.target is not None:
+            out[:, column + 1].sub_(dot(direction, intrinsic.target))
+    return dot(direction, block.step).addcmul_(h_z, block.step[:, 2])

@@ -1,0 +1,1 @@
+"""Classical bundle adjustment by pycolmap, and what it needs."""

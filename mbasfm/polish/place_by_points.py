@@ -1,0 +1,106 @@
+"""A second chance for frames that no single pair could place: all their matches to placed frames at once.
+
+Matches with frames whose keypoints have 3D points give 2D-3D pairs; a pose that many of them agree with, far more than
+chance would, is taken. The matches that agree become verified pairs, so that polish sees the frame like any other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import poselib
+import pycolmap
+from jaxtyping import Float64, Int64
+
+from mbasfm.estimators.chance import MAX_LOG10_FALSE_ALARMS, log10_false_alarms
+from mbasfm.estimators.two_view import covered_share, fundamental_from_pose
+from mbasfm.types.cameras import Lens
+from mbasfm.types.pairs import Keypoints, TwoView
+
+MIN_INLIERS = 8
+POSE_POINTS = 3
+MAX_ERROR_PX = 6.0
+"""Of a 3D point in the new frame [px at a long side of 1024]."""
+OPTIONS = {"max_iterations": 5000, "min_iterations": 200, "seed": 0}
+
+
+@dataclass(frozen=True)
+class Second:
+    """A frame that was placed by its matches to points."""
+
+    frame: int
+    cam_from_world: Float64[np.ndarray, "3 4"]
+    views: list[TwoView]
+
+
+def place_by_points(
+    frame: int,
+    model: pycolmap.Reconstruction,
+    matches: Mapping[int, Int64[np.ndarray, "M 2"]],
+    keypoints: Sequence[Keypoints],
+    lenses: Sequence[Lens],
+) -> Second | None:
+    """Pose of a frame from its matches (own keypoint, other's keypoint) with frames of the model, if there is one."""
+    own, other_frame, other, points = _correspondences(model, matches)
+    if len(own) < MIN_INLIERS:
+        return None
+    lens = lenses[frame]
+    limit = MAX_ERROR_PX * lens.px_per_reference_px
+    pixels = keypoints[frame].pixels[own].astype(np.float64)
+    pose, info = poselib.estimate_absolute_pose(
+        pixels, points, lens.camera(), {**OPTIONS, "max_reproj_error": limit}, {}
+    )
+    inliers = np.asarray(info["inliers"], dtype=bool)
+    distinct = len(np.unique(own[inliers]))
+    chance = np.pi * limit**2 / float(np.prod(lens.size))
+    alarms = log10_false_alarms(len(np.unique(own)), distinct, POSE_POINTS, chance)
+    if distinct < MIN_INLIERS or alarms > MAX_LOG10_FALSE_ALARMS or not np.isfinite(pose.Rt).all():
+        return None
+    views = []
+    for neighbour in np.unique(other_frame[inliers]).tolist():
+        chosen = inliers & (other_frame == neighbour)
+        pairs = np.column_stack([own[chosen], other[chosen]])
+        other_from_frame = model.images[neighbour + 1].cam_from_world() * pycolmap.Rigid3d(pose.Rt).inverse()
+        view = _view((frame, neighbour), pairs, other_from_frame, keypoints, lenses)
+        views.append(replace(view, log10_false_alarms=alarms))
+    return Second(frame, pose.Rt, views)
+
+
+def _correspondences(
+    model: pycolmap.Reconstruction, matches: Mapping[int, Int64[np.ndarray, "M 2"]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Own keypoint, other frame, its keypoint and the 3D point there, for all matches that lead to a point."""
+    rows: list[tuple[int, int, int]] = []
+    points: list[np.ndarray] = []
+    for neighbour, pairs in matches.items():
+        if neighbour + 1 not in model.images:
+            continue
+        image = model.images[neighbour + 1]
+        for mine, theirs in pairs.tolist():
+            observation = image.points2D[theirs]
+            if observation.has_point3D():
+                rows.append((mine, neighbour, theirs))
+                points.append(model.points3D[observation.point3D_id].xyz)
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2], np.array(points, dtype=np.float64).reshape(-1, 3)
+
+
+def _view(
+    ends: tuple[int, int],
+    pairs: Int64[np.ndarray, "M 2"],
+    second_from_first: pycolmap.Rigid3d,
+    keypoints: Sequence[Keypoints],
+    lenses: Sequence[Lens],
+) -> TwoView:
+    """The pair as if two-view geometry had found it."""
+    in_order = ends[0] < ends[1]
+    i, j = ends if in_order else ends[::-1]
+    matches = np.ascontiguousarray(pairs if in_order else pairs[:, ::-1])
+    j_from_i = (second_from_first if in_order else second_from_first.inverse()).matrix()
+    j_from_i[:, 3] /= max(float(np.linalg.norm(j_from_i[:, 3])), 1e-12)
+    shares = [
+        covered_share(keypoints[f].pixels.astype(float), keypoints[f].pixels[m].astype(float), lenses[f].size)
+        for f, m in zip((i, j), matches.T, strict=True)
+    ]
+    fundamental = fundamental_from_pose(j_from_i, (lenses[i], lenses[j]))
+    return TwoView(i, j, matches, j_from_i, fundamental, False, 0.0, 1.0, (shares[0], shares[1]))

@@ -1,0 +1,127 @@
+"""Classical bundle adjustment from our cameras: tracks, triangulation, pycolmap, outliers out, again.
+
+The matches of some tracks are held out. Polish is only believed where it does not make their epipolar distances worse.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pycolmap
+import torch
+
+from mbasfm.adjust.pose_priors import PosePriors
+from mbasfm.geometry.rigid import rotation_angle
+from mbasfm.polish.colmap_mapper import HELD, MAX_ERROR_PX, Freedom, Mapper, build_model, focals_of, read_back
+from mbasfm.polish.depth_observations import weigh_depth
+from mbasfm.polish.tracks import held_out_error_px, split_matches
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.pairs import Keypoints, TwoView
+
+MAX_PASSES, FAR_DEG = 2, 0.2
+"""If cameras turned by more, tracks are triangulated afresh: the old ones were chosen by worse cameras."""
+MIN_POINTS = 30
+MIN_LEFT = 0.5
+"""Share of the points that must survive: otherwise cameras moved to please a few."""
+WORSE = 1.15
+"""Held-out matches may get worse by this factor before polish is refused: adjustment has seen them, polish has not."""
+
+
+@dataclass(frozen=True)
+class Polished:
+    """What polish made of one component."""
+
+    model: pycolmap.Reconstruction
+    cameras: Cameras
+    used: bool
+    reason: str
+    """Why the cameras were left as they were; empty if polish was used."""
+    held_out_px: tuple[float, float]
+    """Median epipolar distance of held-out matches before and after."""
+    used_depth: bool = False
+    """Whether depth was good enough to be adjusted with the tracks."""
+
+
+@dataclass(frozen=True)
+class PolishSettings:
+    """How to polish."""
+
+    freedom: Freedom
+    tracks_per_frame: int = 1000
+    """Bundle adjustment uses this many tracks of every frame, the longest."""
+    seed: int = 0
+    priors: PosePriors | None = None
+    """In the world of the cameras. Positions count; rotations have counted in adjustment."""
+
+
+def triangulate(
+    names: Sequence[str],
+    frames: Sequence[int],
+    cameras: Cameras,
+    views: Sequence[TwoView],
+    keypoints: Sequence[Keypoints],
+) -> pycolmap.Reconstruction:
+    """A model with all tracks that fit the cameras as they are."""
+    mine = _inside(views, frames)
+    mapper = Mapper(build_model(names, frames, cameras, keypoints, HELD), mine, [view.matches for view in mine])
+    mapper.triangulate()
+    mapper.filter(MAX_ERROR_PX * _px(cameras, frames))
+    mapper.model.update_point_3d_errors()
+    return mapper.model
+
+
+def polish(
+    names: Sequence[str],
+    frames: Sequence[int],
+    cameras: Cameras,
+    views: Sequence[TwoView],
+    keypoints: Sequence[Keypoints],
+    settings: PolishSettings,
+) -> Polished:
+    """Refine one component's cameras, or leave them and say why; the model has all tracks in either case."""
+    mine = _inside(views, frames)
+    split = split_matches(mine, [len(points.pixels) for points in keypoints], settings.tracks_per_frame, settings.seed)
+    before = held_out_error_px(cameras, mine, keypoints, split.held)
+    used = [view.matches[chosen] for view, chosen in zip(mine, split.used, strict=True)]
+    reason, after, polished = "", float("nan"), cameras
+    prior_focal = None
+    for _ in range(MAX_PASSES):
+        model = build_model(names, frames, polished, keypoints, settings.freedom)
+        prior_focal = prior_focal or focals_of(model)
+        mapper = Mapper(model, mine, used, prior_focal, settings.priors)
+        mapper.triangulate()
+        num_points = mapper.model.num_points3D()
+        if num_points < MIN_POINTS:
+            reason = f"only {num_points} points could be triangulated; {MIN_POINTS} are needed"
+            break
+        mapper.depth = weigh_depth(mapper.model, cameras, keypoints)
+        mapper.settle(settings.freedom, _px(cameras, frames))
+        if mapper.model.num_points3D() < MIN_LEFT * num_points:
+            reason = f"only {mapper.model.num_points3D()} of {num_points} points were left"
+            break
+        earlier, polished = polished, read_back(mapper.model, polished)
+        if _turned_deg(earlier, polished, mine) < FAR_DEG:
+            break
+    if not reason:
+        after = held_out_error_px(polished, mine, keypoints, split.held)
+        if after > WORSE * before:
+            reason = f"held-out matches got worse, {before:.2f} to {after:.2f} px"
+    polished = cameras if reason else polished
+    model = triangulate(names, frames, polished, views, keypoints)
+    return Polished(model, polished, not reason, reason, (before, after), not reason and mapper.depth is not None)
+
+
+def _turned_deg(before: Cameras, after: Cameras, views: Sequence[TwoView]) -> float:
+    """Median change of the relative rotation of pairs."""
+    i, j = torch.tensor([(view.i, view.j) for view in views]).T
+    relative = [c.cam_from_world[j, :, :3] @ c.cam_from_world[i, :, :3].mT for c in (before, after)]
+    return float(rotation_angle(relative[0] @ relative[1].mT).rad2deg().median())
+
+
+def _inside(views: Sequence[TwoView], frames: Sequence[int]) -> list[TwoView]:
+    chosen = set(frames)
+    return [view for view in views if view.i in chosen and view.j in chosen]
+
+
+def _px(cameras: Cameras, frames: Sequence[int]) -> float:
+    """One pixel at a long side of 1024, in pixels of the largest photograph."""
+    return float(cameras.intrinsics.sizes[list(frames)].max()) / REFERENCE_LONG_SIDE

@@ -1,0 +1,84 @@
+"""Tracks: which matches bundle adjustment gets, which are kept to check it, and what these say about cameras."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64, Integer
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from mbasfm.geometry.camera import unit_rays
+from mbasfm.geometry.epipolar import epipolar_lines
+from mbasfm.geometry.rigid import compose, invert
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.pairs import Keypoints, TwoView
+
+HELD_OUT_SHARE, MAX_HELD_OUT_SHARE = 0.05, 0.2
+MIN_HELD_OUT = 30
+
+
+@dataclass(frozen=True)
+class Split:
+    """For every pair, which of its matches bundle adjustment gets and which are kept to check it."""
+
+    used: list[Bool[np.ndarray, " _"]]
+    held: list[Bool[np.ndarray, " _"]]
+
+
+def split_matches(views: Sequence[TwoView], num_keypoints: Sequence[int], tracks_per_frame: int, seed: int) -> Split:
+    """Hold out a seeded share of all tracks, if these are many; of the rest use each frame's longest tracks.
+
+    A track is all keypoints that matches connect. Beyond some hundreds per frame further tracks cost time but hardly
+    add precision.
+    """
+    offset = np.concatenate([[0], np.cumsum(num_keypoints)])
+    first = np.concatenate([offset[view.i] + view.matches[:, 0] for view in views])
+    second = np.concatenate([offset[view.j] + view.matches[:, 1] for view in views])
+    size = int(offset[-1])
+    links = coo_matrix((np.ones(len(first), dtype=bool), (first, second)), shape=(size, size))
+    num_tracks, track = connected_components(links, directed=False)
+    generator = np.random.default_rng(seed)
+    share = np.clip(1.5 * MIN_HELD_OUT / max(len(first), 1), HELD_OUT_SHARE, MAX_HELD_OUT_SHARE)
+    held = generator.random(num_tracks) < share
+    held &= held[track[first]].sum() >= MIN_HELD_OUT
+    frame = np.repeat(np.arange(len(num_keypoints)), num_keypoints)
+    priority = np.where(held, 0, np.bincount(track, minlength=num_tracks)) + generator.random(num_tracks)
+    chosen = longest_tracks(frame, track, priority, tracks_per_frame) & ~held
+    pieces = np.cumsum([view.num_inliers for view in views])[:-1]
+    return Split(np.split(chosen[track[first]], pieces), np.split(held[track[first]], pieces))
+
+
+def longest_tracks(
+    frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"], priority: Float64[np.ndarray, " T"], count: int
+) -> Bool[np.ndarray, " T"]:
+    """Tracks that are among the first ``count``, by priority, of at least one frame they touch."""
+    order = np.lexsort((-priority[track], frame))
+    begin = np.searchsorted(frame[order], np.arange(frame.max(initial=0) + 1))
+    rank = np.arange(len(order)) - begin[frame[order]]
+    chosen = np.zeros(len(priority), dtype=bool)
+    chosen[track[order[rank < count]]] = True
+    return chosen
+
+
+def held_out_error_px(
+    cameras: Cameras,
+    views: Sequence[TwoView],
+    keypoints: Sequence[Keypoints],
+    held: Sequence[Bool[np.ndarray, " _"]],
+) -> float:
+    """Median distance of held-out matches to their epipolar lines, at a long side of 1024: mismatches must not vote."""
+    distances = []
+    for view, chosen in zip(views, held, strict=True):
+        if not chosen.any():
+            continue
+        rays = []
+        for frame, index in zip((view.i, view.j), view.matches[chosen].T, strict=True):
+            pixels = torch.from_numpy(keypoints[frame].pixels[index]).double()
+            rays.append(unit_rays(pixels, cameras.intrinsics, torch.tensor(frame)))
+        relative = compose(cameras.cam_from_world[view.j], invert(cameras.cam_from_world[view.i]))
+        across = (epipolar_lines(rays[0], relative) * rays[1]).sum(-1).abs()
+        focal = cameras.intrinsics.focal[view.j].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[view.j].max()
+        distances.append((across * focal).nan_to_num(nan=torch.inf))
+    return float(torch.cat(distances).median()) if distances else float("nan")

@@ -1,0 +1,313 @@
+"""A report in plain words: what came out, how sure it is, what went well or badly, and what to try next."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from mbasfm.estimators.two_view import MIN_INLIERS
+from mbasfm.sfm.outcome import has_parallax, known_values
+
+Tone = Literal["good", "fair", "bad"]
+Report = dict[str, Any]
+SHOWN_NAMES = 5
+SURE_SHARE, UNSURE_SHARE = 0.8, 0.5
+"""Of the matches of a photograph that agree with its pose."""
+SHARP_PX = 1.5
+"""Reprojection error of a model that nobody has to worry about [px]."""
+WEAK_DEPTH = 0.25
+"""Relative depth error from which on depth hardly helps."""
+FEW_INLIERS, FEW_POINTS = 60, 50
+SHORT_TRACK = 2.5
+USUAL_FOCAL = (0.6, 2.2)
+"""Over the long side of the image: from wide angles of phones to short telephoto lenses."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing to know, and what can be done about it."""
+
+    tone: Tone
+    text: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the page begins with."""
+
+    tone: Tone
+    headline: str
+    sureness: str
+    remarks: tuple[Remark, ...]
+
+
+def judge(report: Report) -> Verdict:
+    """Read a report as somebody would who knows the program."""
+    rules = (
+        _missing,
+        _hopeless,
+        _components,
+        _turned,
+        _doubtful,
+        _polish,
+        _focal,
+        _depth,
+        _matches,
+        _loose,
+        _skipped,
+        _fine,
+    )
+    remarks = tuple(remark for rule in rules for remark in rule(report))
+    order = ("bad", "fair", "good")
+    ranked = tuple(sorted(remarks, key=lambda remark: order.index(remark.tone)))
+    tone, sureness = _sureness(report)
+    return Verdict(tone, _headline(report), sureness, ranked)
+
+
+def polished_components(report: Report) -> list[dict[str, Any]]:
+    """What the last stage that touched the components says of each, largest first."""
+    found = [stage["components"] for stage in report["stages"] if isinstance(stage.get("components"), list)]
+    return list(found[-1]) if found else []
+
+
+def _registered(report: Report) -> list[dict[str, Any]]:
+    return [row for row in report["images"] if row["component"] >= 0]
+
+
+def _headline(report: Report) -> str:
+    placed, total = len(_registered(report)), len(report["images"])
+    groups = len({row["component"] for row in _registered(report)})
+    if placed == 0:
+        return f"None of the {total} photographs could be placed."
+    who = f"All {total}" if placed == total else f"{placed} of {total}"
+    where = "in one component" if groups == 1 else f"in {groups} separate components"
+    return f"{who} photographs were placed, {where}."
+
+
+def _sureness(report: Report) -> tuple[Tone, str]:
+    """How far the poses may be trusted, from what the photographs themselves say."""
+    placed, components = _registered(report), polished_components(report)
+    if not placed:
+        return "bad", "There is no pose to be sure of."
+    shares = known_values(placed, "inlier_share")
+    errors = [item["mean_error_px"] for item in components if item["points"] and item["mean_error_px"] is not None]
+    share, error = _mean(shares), _mean(errors)
+    all_there = len(placed) == len(report["images"])
+    sharp = bool(errors) and error < SHARP_PX and all(item["polished"] for item in components)
+    facts = [f"{_percent(share)} of the matches agree with the poses"] if len(shares) else []
+    facts += [f"points reproject to {error:.2f} px on average"] if errors else []
+    turns = [_norm(row["sigma"]["rotation_deg"]) for row in placed if "sigma" in row]
+    facts += [f"a typical camera direction is known to {np.median(turns):.2g}°"] if turns and any(turns) else []
+    because = ": " + ", ".join(facts) if facts else ""
+    if len(shares) and share > SURE_SHARE and not has_parallax(placed):
+        return "fair", f"Camera directions are very likely right{because}; how far anything is away is not known."
+    if len(shares) and share > SURE_SHARE and sharp:
+        return ("good" if all_there and len(components) == 1 else "fair"), f"The poses are very likely right{because}."
+    if len(shares) and share > UNSURE_SHARE and not _is_thin(report):
+        return "fair", f"The poses are probably right{because}."
+    return "bad", f"The poses should not be trusted without a look{because}."
+
+
+def _is_thin(report: Report) -> bool:
+    """Too few points to believe in, however well they fit."""
+    return max((item["points"] for item in polished_components(report)), default=0) < FEW_POINTS
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Rules: each gives no remark, one, or several
+
+
+def _missing(report: Report) -> Iterator[Remark]:
+    reasons: dict[str, list[str]] = {}
+    for row in report["images"]:
+        if row["component"] < 0:
+            reasons.setdefault(row["reason"], []).append(row["name"])
+    for reason, names in reasons.items():
+        what = "photograph has" if len(names) == 1 else "photographs have"
+        yield Remark("bad", f"{len(names)} {what} no pose ({_list(names)}): {reason}.", _advice_for(reason, report))
+
+
+def _hopeless(report: Report) -> Iterator[Remark]:
+    """Where nothing at all was placed: how near it came."""
+    if _registered(report):
+        return
+    matches, inliers = report["pairs"]["matches"], report["pairs"]["inliers"]
+    features = [stage["mean"] for stage in report["stages"] if stage["name"] == "features" and "mean" in stage]
+    best = f"The best of {len(matches)} pairs has {max(matches)} matches" if matches else "No pair has a single match"
+    agree = f", of which {max(inliers)} agree with one pose" if matches else ""
+    shown = f" Photographs have {features[0]} features on average." if features else ""
+    advice = "Look at the photographs below: are they sharp, do they show the same place, does it have any texture?"
+    yield Remark("bad", f"{best}{agree}; at least {MIN_INLIERS} must agree.{shown}", advice)
+
+
+def _advice_for(reason: str, report: Report) -> str:
+    if "depth" in reason:
+        return "Try another depth model; `mba models` lists those that can run."
+    options = [] if "xfeat" in str(report["settings"]["matcher"]) else ["--matcher sift+xfeat"]
+    if not any(str(stage.get("why", "")).startswith("All pairs") for stage in report["stages"]):
+        options.append("--pairs exhaustive")
+    tries = f", or try {' and '.join(options)}" if options and "matches" in reason else ""
+    return f"Take photographs in between, with at least two thirds of the view in common{tries}."
+
+
+def _components(report: Report) -> Iterator[Remark]:
+    sizes = [item["images"] for item in polished_components(report)]
+    if len(sizes) > 1:
+        parts = ", ".join(map(str, sizes[:SHOWN_NAMES])) + (", ..." if len(sizes) > SHOWN_NAMES else "")
+        yield Remark(
+            "fair",
+            f"The photographs fall into {len(sizes)} components ({parts} photographs) that no reliable pair connects; "
+            "each has its own origin and scale.",
+            "Add photographs that show two of the places at once, or try --pairs exhaustive.",
+        )
+
+
+def _turned(report: Report) -> Iterator[Remark]:
+    for number in sorted({row["component"] for row in _registered(report)}):
+        members = [row for row in _registered(report) if row["component"] == number]
+        if not has_parallax(members):
+            yield Remark(
+                "bad",
+                f"There is no parallax in component {number}: its {len(members)} photographs show the scene from one "
+                "place, or something very far away. Positions and points mean nothing there.",
+                "Take photographs from places apart: a step to the side for every few steps of distance.",
+            )
+
+
+def _doubtful(report: Report) -> Iterator[Remark]:
+    names = [row["name"] for row in _registered(report) if _below(row.get("inlier_share"), UNSURE_SHARE)]
+    if names:
+        yield Remark(
+            "fair",
+            f"Fewer than {100 * UNSURE_SHARE:.0f} % of the matches of {_list(names)} agree with the pose, "
+            "which may be wrong.",
+            "Look at these cameras in the view below; repeated patterns and moving things are the usual causes.",
+        )
+
+
+def _polish(report: Report) -> Iterator[Remark]:
+    for number, item in enumerate(polished_components(report)):
+        if item["polished"]:
+            continue
+        off = item["reason"] == "switched off"
+        yield Remark(
+            "fair",
+            f"Polish was not used in component {number}: {item['reason']}.",
+            "Leave out --no-polish."
+            if off
+            else "More matches help: more overlap, sharper photographs, another matcher.",
+        )
+
+
+def _focal(report: Report) -> Iterator[Remark]:
+    for row in report["cameras"]:
+        focal, long_side = row["focal_px"], max(row["width"], row["height"])
+        if row["focal_from"] != "search" or focal is None:
+            continue
+        ratio = focal / long_side
+        if not USUAL_FOCAL[0] <= ratio <= USUAL_FOCAL[1]:
+            yield Remark(
+                "fair",
+                f"A focal length (of {row['images']} of the photographs) was searched for and is unusual: "
+                f"{focal:.0f} px, {ratio:.2f} times the long side.",
+                "If the lens is a usual one, give --focal or --cameras, or photographs with their metadata.",
+            )
+
+
+def _depth(report: Report) -> Iterator[Remark]:
+    errors = known_values(_registered(report), "depth_error")
+    if not _registered(report):
+        return
+    if str(report["settings"]["depth"]) == "flat" or any(
+        note.startswith("Took depth model flat") for note in report["notes"]
+    ):
+        yield Remark(
+            "fair",
+            "No depth model was used; scale is arbitrary and small parallax is hard.",
+            "Give --depth onnx:FILE or --depth files:DIR.",
+        )
+    elif len(errors) and float(np.median(errors)) > WEAK_DEPTH:
+        yield Remark(
+            "fair",
+            f"Depth is weak here: off by about {100 * float(np.median(errors)):.0f} %.",
+            "Poses then rest on matches alone; another depth model may help where the camera hardly moved.",
+        )
+
+
+def _matches(report: Report) -> Iterator[Remark]:
+    inliers = [count for count in report["pairs"]["inliers"] if count]
+    tracks = [item["mean_track_length"] for item in polished_components(report) if item["mean_track_length"]]
+    if inliers and float(np.median(inliers)) < FEW_INLIERS:
+        yield Remark(
+            "fair",
+            f"Matches are few: half of the verified pairs have {int(np.median(inliers))} or fewer.",
+            "Use sharper or larger photographs with more overlap, or --matcher sift+xfeat.",
+        )
+    elif tracks and tracks[0] < SHORT_TRACK:
+        yield Remark(
+            "fair",
+            f"Points are seen by few photographs ({tracks[0]:.1f} on average).",
+            "More overlap between photographs makes poses more precise.",
+        )
+
+
+def _loose(report: Report) -> Iterator[Remark]:
+    """Photographs that hang on a single pair: nothing checks that pair."""
+    if len(_registered(report)) <= 2:
+        return
+    pairs, count = report["pairs"], np.zeros(len(report["images"]), dtype=np.int64)
+    for i, j, used in zip(pairs["i"], pairs["j"], pairs["used"], strict=True):
+        count[[i, j]] += used
+    names = [row["name"] for row, links in zip(report["images"], count, strict=True) if links == 1]
+    if names:
+        yield Remark(
+            "fair",
+            f"Only one pair each holds {_list(names)}: nothing else confirms their poses.",
+            "One more photograph nearby would.",
+        )
+
+
+def _skipped(report: Report) -> Iterator[Remark]:
+    skipped = report.get("skipped", [])
+    if skipped:
+        told = [f"{item['name']} ({item['reason']})" for item in skipped]
+        files = "file was" if len(skipped) == 1 else "files were"
+        yield Remark("fair", f"{len(skipped)} {files} left out: {_list(told)}.")
+
+
+def _fine(report: Report) -> Iterator[Remark]:
+    shares = known_values(_registered(report), "inlier_share")
+    if len(shares) and float(shares.min()) > SURE_SHARE and not _is_thin(report):
+        mean, worst = _percent(_mean(shares)), _percent(float(shares.min()))
+        yield Remark("good", f"Matches agree: {mean} on average, {worst} in the worst photograph.")
+    for number, item in enumerate(polished_components(report)[:SHOWN_NAMES]):
+        if item["polished"] and item["mean_error_px"] is not None and item["mean_error_px"] < SHARP_PX:
+            yield Remark(
+                "good",
+                f"Component {number} is sharp: {item['points']:,} points, each seen {item['mean_track_length']:.1f} "
+                f"times, {item['mean_error_px']:.2f} px off on average.",
+            )
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def _percent(share: float) -> str:
+    """Rounded down: only all is 100 %."""
+    return f"{np.floor(1000 * share) / 10:g} %"
+
+
+def _norm(values: Sequence[float | None]) -> float:
+    return float(np.linalg.norm([value or 0.0 for value in values]))
+
+
+def _below(value: float | None, limit: float) -> bool:
+    return value is not None and value < limit
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN_NAMES])
+    return shown if len(names) <= SHOWN_NAMES else f"{shown} and {len(names) - SHOWN_NAMES} more"

@@ -1,0 +1,1 @@
+"""Processes, threads, progress; no mathematics."""

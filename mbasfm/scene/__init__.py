@@ -1,0 +1,1 @@
+"""The scene folder: written, read back, exported."""

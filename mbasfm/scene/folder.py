@@ -1,0 +1,154 @@
+"""A scene folder, read back: cameras and points from sparse/, depth from depth/, photographs from images/."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+import pycolmap
+from jaxtyping import Float32, Int64
+
+from mbasfm.errors import InputError
+from mbasfm.geometry.raster import values_at
+from mbasfm.io.colmap_model import read_model
+from mbasfm.io.images import read_upright
+from mbasfm.runtime.parallel import in_parallel
+from mbasfm.scene.depth_maps import read_depth, stems_of, thinned
+from mbasfm.scene.fuse import confirmed_points, neighbours_of
+from mbasfm.scene.undistort import is_distorted
+from mbasfm.types.scene import Cloud, View
+
+CLOUD_POINTS = 200_000
+SAMPLED_DEPTHS = 20_000_000
+"""Of all maps of a component together, for the units of depth images."""
+MAPS_IN_MEMORY = 32
+"""A view's neighbours are mostly those of the view before."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One component of a scene folder."""
+
+    folder: Path
+    number: int
+    views: tuple[View, ...]
+    """In the order of their numbers."""
+    sparse: Cloud
+    seen: tuple[Int64[np.ndarray, " _"], ...]
+    """Numbers of the sparse points that each view sees."""
+    stems: Mapping[str, str]
+    """Names of depth maps, without ending, by name of the photograph; of all components."""
+
+    def file(self, name: str) -> Path:
+        """Where a file of the whole component is: those of further components carry their number."""
+        path = self.folder / name
+        return path if self.number == 0 else path.with_stem(f"{path.stem}_{self.number}")
+
+    @property
+    def model(self) -> Path:
+        """The folder of the COLMAP model."""
+        return self.folder / "sparse" / str(self.number)
+
+    def depth_file(self, view: View) -> Path:
+        """Where the depth map of a view is, or would be."""
+        return self.folder / "depth" / f"{self.stems[view.name]}.npz"
+
+    def mask_file(self, view: View) -> Path:
+        """Where the mask of a view is, or would be."""
+        return self.folder / "masks" / f"{view.name}.png"
+
+    @cached_property
+    def with_depth(self) -> tuple[View, ...]:
+        """Views that have a depth map."""
+        return tuple(view for view in self.views if self.depth_file(view).is_file())
+
+    @cached_property
+    def depth_sample(self) -> list[Float32[np.ndarray, " _"]]:
+        """Known values of every depth map; where those are too many for the memory, evenly spaced ones."""
+        share = max(SAMPLED_DEPTHS // max(len(self.with_depth), 1), 1)
+        return list(in_parallel(lambda view: thinned(read_depth(self.depth_file(view)), share), self.with_depth))
+
+    def depth(self, view: View) -> Float32[np.ndarray, "_ _"]:
+        """The depth map of a view; those that were read last are still there."""
+        return self._read_depth(self.depth_file(view))
+
+    @cached_property
+    def _read_depth(self) -> Callable[[Path], Float32[np.ndarray, "_ _"]]:
+        return lru_cache(MAPS_IN_MEMORY)(read_depth)
+
+    @cached_property
+    def cloud(self) -> Cloud:
+        """Points fused from depth, or the sparse ones where those are more."""
+        fused = fuse(self) if self.with_depth else Cloud(np.zeros((0, 3)), np.zeros((0, 3), np.uint8))
+        return fused if len(fused.points) > len(self.sparse.points) else self.sparse
+
+
+def fuse(scene: Scene, count: int = CLOUD_POINTS) -> Cloud:
+    """About ``count`` points of all depth maps that other maps confirm, with the colours of their photographs."""
+    near = dict(zip((view.name for view in scene.views), neighbours_of(scene.seen), strict=True))
+    usable = {view.name for view in scene.with_depth}
+    share = max(count // len(usable), 1)
+
+    def lift(view: View) -> Cloud:
+        others = [scene.views[number] for number in near[view.name]]
+        pairs = [(other, scene.depth(other)) for other in others if other.name in usable]
+        points, pixels = confirmed_points(view, scene.depth(view), pairs, share)
+        image = read_upright(scene.folder / "images" / view.name)
+        return Cloud(points, values_at(image, (pixels / view.size).astype(np.float32)))
+
+    clouds = list(in_parallel(lift, scene.with_depth))
+    return Cloud(np.concatenate([c.points for c in clouds]), np.concatenate([c.colors for c in clouds]))
+
+
+def read_scenes(folder: Path) -> tuple[Scene, ...]:
+    """All components of a scene folder, largest first."""
+    sparse = folder / "sparse"
+    numbers = sorted(int(path.name) for path in sparse.iterdir() if path.name.isdigit()) if sparse.is_dir() else []
+    if not numbers and not (folder / "report.json").is_file():
+        raise InputError(f"{folder}: no sparse/0 there; give the --output of mba sfm")
+    models = [read_model(sparse / str(number)) for number in numbers]
+    stems = stems_of(image.name for model in models for image in model.images.values())
+    return tuple(_scene(folder, number, model, stems) for number, model in zip(numbers, models, strict=True))
+
+
+def _scene(folder: Path, number: int, model: pycolmap.Reconstruction, stems: Mapping[str, str]) -> Scene:
+    images = [model.images[image_id] for image_id in sorted(model.images)]
+    order = sorted(model.points3D)
+    points = np.array([model.points3D[key].xyz for key in order]).reshape(-1, 3)
+    colors = np.array([model.points3D[key].color for key in order], dtype=np.uint8).reshape(-1, 3)
+    seen = tuple(_seen(image) for image in images)
+    return Scene(
+        folder,
+        number,
+        tuple(view_of(image, model.cameras[image.camera_id]) for image in images),
+        Cloud(points, colors),
+        seen,
+        stems,
+    )
+
+
+def _seen(image: pycolmap.Image) -> Int64[np.ndarray, " _"]:
+    return np.array([point.point3D_id for point in image.points2D if point.has_point3D()], dtype=np.int64)
+
+
+def view_of(image: pycolmap.Image, camera: pycolmap.Camera) -> View:
+    """An image of an undistorted model."""
+    if is_distorted(camera):
+        raise InputError(f"{image.name}: its camera is {camera.model.name}, not PINHOLE; run mba sfm again")
+    return View(
+        name=image.name,
+        number=image.image_id - 1,
+        cam_from_world=image.cam_from_world().matrix(),
+        focal=np.array([camera.focal_length_x, camera.focal_length_y]),
+        center=np.array([camera.principal_point_x, camera.principal_point_y]),
+        size=(camera.width, camera.height),
+        camera=image.camera_id,
+    )
+
+
+def observations(model: pycolmap.Reconstruction, image: pycolmap.Image) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels of an image that show points, and those points in the world."""
+    seen: Sequence[pycolmap.Point2D] = [point for point in image.points2D if point.has_point3D()]
+    pixels = np.array([point.xy for point in seen]).reshape(-1, 2)
+    return pixels, np.array([model.points3D[point.point3D_id].xyz for point in seen]).reshape(-1, 3)

@@ -1,0 +1,60 @@
+"""Checks of a scene folder before hours of work."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from mbasfm.config import Config
+from mbasfm.errors import InputError
+from mbasfm.io.calibration import read_calibration
+from mbasfm.io.images import is_upright
+from mbasfm.types.photos import Photo
+
+BYTES_PER_PHOTO = 8_000_000
+"""Features, matches, depth and points of one photograph, roughly."""
+
+
+def refuse_overwriting(folder: Path, photos: Sequence[Photo], config: Config) -> None:
+    """Input must not lie where output will be written, except photographs that are already as they would be written."""
+    images, masks = (folder / "images").resolve(), (folder / "masks").resolve()
+    inside = [photo for photo in photos if images in photo.path.resolve().parents]
+    if inside:
+        _refuse_rewriting(inside, images, photos, config)
+    masked = [photo.name for photo in photos if photo.mask is not None and masks in photo.mask.resolve().parents]
+    if masked:
+        raise InputError(
+            f"the mask of {masked[0]} lies in {masks}, where masks of the result are written; move them to"
+            f" {folder / 'input_masks'} or choose another --output"
+        )
+    maps = Path(config.depth.removeprefix("files:").partition("?")[0]).resolve()
+    if config.depth.startswith("files:") and maps in ((folder / "depth").resolve(), (folder / "depths").resolve()):
+        raise InputError(f"{maps} is where aligned depth is written; move your maps or choose another --output")
+
+
+def _refuse_rewriting(inside: Sequence[Photo], images: Path, photos: Sequence[Photo], config: Config) -> None:
+    """Photographs in the folder of the result are used in place if they need not change."""
+    advice = f"move them to {images.parent / 'input'} or choose another --output"
+    moved = [photo.name for photo in inside if photo.path.resolve() != images / photo.name]
+    if moved:
+        raise InputError(f"{moved[0]} lies in {images}, where photographs are written; {advice}")
+    turned = [photo.name for photo in inside if not is_upright(photo.path)]
+    if turned:
+        raise InputError(f"{turned[0]} lies in {images} and is not stored upright, so it would be rewritten; {advice}")
+    given = {} if config.cameras is None else read_calibration(Path(config.cameras), photos)
+    bent = [name for name, camera in given.items() if camera.is_fisheye or any(camera.distortion)]
+    is_straight = config.lens == "pinhole" or config.focal is not None or len(given) == len(photos)
+    if bent or not is_straight:
+        raise InputError(
+            f"{inside[0].name} lies in {images}, where undistorted photographs are written; say --lens pinhole if they"
+            f" have no distortion, else {advice}"
+        )
+
+
+def check_room(folder: Path, photos: Sequence[Photo]) -> None:
+    """Fail before hours of work, not after, if the disk cannot hold the scene."""
+    folder.mkdir(parents=True, exist_ok=True)
+    needed = sum(2 * photo.path.stat().st_size + BYTES_PER_PHOTO for photo in photos)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        have, want = (f"{size / 1e9:.1f} GB" for size in (free, needed))
+        raise InputError(f"{folder}: the disk has {have} free, but the scene may need {want}; choose another --output")

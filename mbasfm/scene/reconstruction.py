@@ -1,0 +1,79 @@
+"""What the user gets: cameras, what became of every photograph, and one COLMAP model per component."""
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pycolmap
+from jaxtyping import Bool, Float64, Int64, UInt8
+from torch import Tensor
+
+from mbasfm.io.text_files import write_text
+from mbasfm.scene.undistort import is_distorted, undistort_model
+from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.pairs import PoseGraph
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """Camera poses of a set of photographs."""
+
+    frames: Frames
+    graph: PoseGraph
+    cameras: Cameras
+    registered: Bool[Tensor, " N"]
+    component: Int64[Tensor, " N"]
+    """0 for the largest component; -1 for frames that are not registered."""
+    models: tuple[pycolmap.Reconstruction, ...]
+    """One COLMAP model per component, largest first; image ids are frame numbers plus one."""
+    report: dict[str, Any]
+
+    def save_models(self, folder: Path) -> None:
+        """Write sparse/0, sparse/1, ... without lens distortion, and those that had some as distorted/sparse/N too."""
+        for parent in (folder / "sparse", folder / "distorted" / "sparse"):
+            shutil.rmtree(parent, ignore_errors=True)
+        for number, model in enumerate(self.models):
+            distorted = any(is_distorted(camera) for camera in model.cameras.values())
+            if distorted:
+                _write(model, folder / "distorted" / "sparse" / str(number))
+            _write(undistort_model(model) if distorted else model, folder / "sparse" / str(number))
+
+    def save_report(self, folder: Path) -> None:
+        """Write report.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(plain_json(self.report), indent=1)
+        write_text(folder / "report.json", text + "\n")
+
+
+def _write(model: pycolmap.Reconstruction, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    model.write_binary(folder)
+
+
+def color_points(model: pycolmap.Reconstruction, colors: Sequence[UInt8[np.ndarray, "_ 3"]]) -> None:
+    """Give every point the mean colour of its observations."""
+    for point in model.points3D.values():
+        seen = [colors[element.image_id - 1][element.point2D_idx] for element in point.track.elements]
+        point.color = np.mean(seen, axis=0).round().astype(np.uint8)
+
+
+def spread_of(covariance: Float64[np.ndarray, "6 6"]) -> dict[str, Any]:
+    """Standard deviations of a pose for the report."""
+    sigma = np.sqrt(np.maximum(np.diag(covariance), 0))
+    return {"rotation_deg": np.rad2deg(sigma[:3]).tolist(), "translation": sigma[3:].tolist()}
+
+
+def plain_json(value: Any) -> Any:
+    """JSON knows no NaN: what is not known becomes null."""
+    if isinstance(value, dict):
+        return {key: plain_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

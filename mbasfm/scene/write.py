@@ -1,0 +1,117 @@
+"""The scene folder of a finished reconstruction: models, photographs, aligned depth, and what follows from them."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pycolmap
+from jaxtyping import Float32
+
+from mbasfm.errors import InputError
+from mbasfm.geometry.raster import values_at
+from mbasfm.io.colmap_model import read_model
+from mbasfm.io.masks import read_mask
+from mbasfm.matching.observe import Content
+from mbasfm.runtime.parallel import in_parallel
+from mbasfm.runtime.progress import Watch
+from mbasfm.scene.depth_fit import DepthFit, fit_depth, says_something
+from mbasfm.scene.depth_maps import write_depth
+from mbasfm.scene.export import KINDS, export_scene, original_cameras, write_images
+from mbasfm.scene.folder import Scene, observations, read_scenes
+from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.scene.undistort import is_distorted, undistort_map
+from mbasfm.types.cameras import Cameras
+from mbasfm.types.photos import DepthEstimate
+from mbasfm.types.scene import View
+
+
+def write_scene(result: Reconstruction, content: Content, folder: Path, watch: Watch) -> None:
+    """Everything that a scene folder holds, the report last; files of an older result are removed."""
+    with watch.stage("export") as facts:
+        originals = {photo.name: photo.path for photo in content.photos}
+        own = {path.resolve() for path in originals.values()}
+        _remove_older(folder, own)
+        result.save_models(folder)
+        images, maps, masks = [], [], []
+        for scene in read_scenes(folder) if result.models else ():
+            images += write_images(scene, {view.name: originals[view.name] for view in scene.views})
+            maps += _write_depths(scene, result, content)
+            masks += _write_masks(scene, content)
+        written = export_scene(folder, [kind for kind in KINDS if kind != "images"]) if result.models else {}
+        images = [path for path in images if path.resolve() not in own]  # those used in place are not ours to remove
+        written["images"] = [path.relative_to(folder).as_posix() for path in images]
+        if masks:
+            written["masks"] = [path.relative_to(folder).as_posix() for path in masks]
+        written["depth"] = [path.relative_to(folder).as_posix() for path in maps] + written.get("depth", [])
+        facts.update({kind: len(paths) for kind, paths in written.items()})
+    result.report["outputs"] = written
+    result.save_report(folder)
+
+
+def _remove_older(folder: Path, own: Collection[Path]) -> None:
+    """Only what an older report says was written: anything else in the folder, or the user's own, is not ours."""
+    try:
+        outputs = json.loads((folder / "report.json").read_text(encoding="utf-8"))["outputs"]
+        older = [folder / path for paths in outputs.values() for path in paths]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return
+    for path in older:
+        if folder.resolve() in path.resolve().parents and path.resolve() not in own:
+            path.unlink(missing_ok=True)
+
+
+def _write_masks(scene: Scene, content: Content) -> list[Path]:
+    """Masks as the images are, for all photographs as soon as one has a mask: nerfstudio wants all or none."""
+    if not any(content.photos[view.number].mask is not None for view in scene.views):
+        return []
+    cameras, model = original_cameras(scene), read_model(scene.model)
+
+    def write(view: View) -> Path:
+        counts = read_mask(content.photos[view.number]).astype(np.uint8) * 255
+        values = np.asarray(cv2.resize(counts, view.size, interpolation=cv2.INTER_NEAREST_EXACT), dtype=np.float32)
+        camera = cameras[view.name]
+        if is_distorted(camera):
+            values = undistort_map(values, camera, model.cameras[model.images[view.number + 1].camera_id])
+        path = scene.mask_file(view)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not cv2.imwrite(str(path), values.astype(np.uint8)):
+            raise InputError(f"{path}: cannot be written")
+        return path
+
+    return list(in_parallel(write, scene.views))
+
+
+def _write_depths(scene: Scene, result: Reconstruction, content: Content) -> list[Path]:
+    """Aligned depth of all photographs with a map that says something; the report gets how well it fits."""
+    model, cameras = read_model(scene.model), original_cameras(scene)
+
+    def write(view: View) -> tuple[Path, float] | None:
+        estimate = content.depths[view.number]
+        if not says_something(estimate.values):
+            return None
+        image = model.images[view.number + 1]
+        raw = _straight(estimate, cameras[view.name], model.cameras[image.camera_id])
+        pixels, points = observations(model, image)
+        _, depth = view.project(points)
+        adjusted = _adjusted(result.cameras, view.number)
+        fit, error = fit_depth(values_at(raw, (pixels / view.size).astype(np.float32)), depth, adjusted)
+        write_depth(scene.depth_file(view), fit.depth(raw))
+        return scene.depth_file(view), error
+
+    written = []
+    for view, done in zip(scene.views, in_parallel(write, scene.views), strict=True):
+        if done is not None:
+            written.append(done[0])
+            result.report["images"][view.number]["depth_misfit"] = done[1]
+    return written
+
+
+def _straight(estimate: DepthEstimate, camera: pycolmap.Camera, pinhole: pycolmap.Camera) -> Float32[np.ndarray, "h w"]:
+    return undistort_map(estimate.values, camera, pinhole) if is_distorted(camera) else estimate.values
+
+
+def _adjusted(cameras: Cameras, frame: int) -> DepthFit:
+    scale, shift = float(cameras.depth_scale[frame]), float(cameras.depth_shift[frame])
+    return DepthFit(scale, shift, bool(cameras.is_disparity[frame]))

@@ -1,0 +1,1 @@
+"""The stages between matches and a reconstruction, one file each."""

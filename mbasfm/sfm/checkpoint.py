@@ -1,0 +1,102 @@
+"""Adjustment that goes on after a kill: how far it has come is in a small file, written by one process now and then."""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mbasfm.adjust.adam import AdamDescent
+from mbasfm.adjust.adjust import Progress
+from mbasfm.adjust.levenberg_marquardt import Descent
+from mbasfm.adjust.pose_priors import PosePriors
+from mbasfm.adjust.problem import Step
+from mbasfm.adjust.unknowns import PriorTerm
+from mbasfm.objective.edge_block import blocks
+from mbasfm.objective.reference import NoiseScale
+from mbasfm.objective.split import SplitStatistics
+from mbasfm.runtime.distributed import from_main, is_main
+from mbasfm.sfm.sample_store import StoredSamples
+from mbasfm.types.cameras import Cameras, Intrinsics
+from mbasfm.types.samples import SampleSource
+
+FORMAT = 1
+"""To be raised when what a file holds, or what adjustment does with it, changes."""
+SECONDS_BETWEEN = 10.0
+"""So much work a kill may cost; a shorter adjustment leaves no file."""
+CONTENT: list[Any] = [
+    Progress,
+    Descent,
+    AdamDescent,
+    Step,
+    Cameras,
+    Intrinsics,
+    PriorTerm,
+    PosePriors,
+    SplitStatistics,
+    NoiseScale,
+]
+"""All that a file may hold besides tensors and plain values; nothing else is loaded."""
+torch.serialization.add_safe_globals(CONTENT)
+
+
+class FileJournal:
+    """Progress of one adjustment in one file; without a path nothing is kept."""
+
+    def __init__(self, path: Path | None, cameras: Cameras, samples: SampleSource, *others: object):
+        """What adjustment starts from is all that its progress depends on; progress from elsewhere is of no use."""
+        self._path, self._given = path, (cameras, samples, *others)
+        self._digest = ""
+        self._last_time = time.monotonic()
+
+    def last(self) -> Progress | None:
+        """Progress of an earlier run from the same start, if there is any."""
+        return from_main(self._read)
+
+    def keep(self, progress: Progress) -> None:
+        """Write, if it is time to."""
+        if self._path is None or not is_main() or time.monotonic() - self._last_time < SECONDS_BETWEEN:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_name(f"{self._path.name}.part")
+        torch.save((self._own_digest(), progress), temporary)
+        os.replace(temporary, self._path)
+        self._last_time = time.monotonic()
+
+    def _read(self) -> Progress | None:
+        if self._path is None or not self._path.is_file():
+            return None
+        try:
+            digest, progress = torch.load(self._path, weights_only=True)
+        except Exception:  # damaged in whatever way: as if there were none
+            return None
+        return progress if digest == self._own_digest() else None
+
+    def _own_digest(self) -> str:
+        """Made when it is first needed: samples may be many."""
+        if not self._digest:
+            digest = hashlib.blake2b(f"{FORMAT}".encode(), digest_size=20)
+            for part in self._given:
+                for piece in _pieces(part):
+                    digest.update(piece)
+            self._digest = digest.hexdigest()
+        return self._digest
+
+
+def _pieces(item: object) -> Iterable[bytes]:
+    """Bytes that tell a value from all others."""
+    if isinstance(item, Tensor):
+        yield from (repr((item.dtype, item.shape)).encode(), item.detach().contiguous().numpy().tobytes())
+    elif isinstance(item, StoredSamples):
+        for chunk in blocks(item):
+            yield from _pieces(item.rows(chunk))
+    elif is_dataclass(item) or isinstance(item, tuple):
+        for value in item if isinstance(item, tuple) else vars(item).values():
+            yield from _pieces(value)
+    else:
+        yield repr(item).encode()

@@ -1,0 +1,1 @@
+"""The verdict on pairs of photographs: verified, with which lens, and which are edges of the pose graph."""

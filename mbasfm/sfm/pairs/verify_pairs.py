@@ -1,0 +1,100 @@
+"""Two-view geometry of all pairs, and the focal lengths without which there is none."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int64
+
+from mbasfm.config import BENT, Config
+from mbasfm.estimators.two_view import MIN_INLIERS, inherit, pack, unpack, verify
+from mbasfm.io.cache import Cache
+from mbasfm.matching.inference import shared_in_parallel
+from mbasfm.matching.observe import Content
+from mbasfm.runtime.progress import Watch
+from mbasfm.sfm.pairs.search_lens import search_lens
+from mbasfm.sfm.starting_intrinsics import Start, known_intrinsics, lenses_of, with_searched_focal
+from mbasfm.types.cameras import Intrinsics
+from mbasfm.types.pairs import TwoView
+
+FISHEYE_FOCAL = 0.5
+"""Where the search for a fisheye's focal length begins [long sides]."""
+
+
+def verify_pairs(content: Content, config: Config, cache: Cache, watch: Watch) -> tuple[Start, list[TwoView]]:
+    """Keep the pairs whose matches agree with one relative pose; find focal lengths and lenses on the way."""
+    with watch.stage("verify") as facts:
+        start = known_intrinsics(content.photos, config, content.depths)
+        if config.lens in BENT and not bool(start.is_known.all()):
+            start = search_lens(content, _with_focal(content, start, config, cache), config)
+        known = ~torch.isnan(start.intrinsics.focal[:, 0])
+        found = _Verifier(content, start.intrinsics, config.max_error_px, cache).verify(known.numpy())
+        views = [view for view in watch.each(found, len(content.pairs), "verify") if view is not None]
+        if not bool(known.all()):
+            start = with_searched_focal(start, views)
+            found = _Verifier(content, start.intrinsics, config.max_error_px, cache).calibrate(views)
+            views = [view for view in watch.each(found, len(views), "calibrate") if view is not None]
+        facts.update(pairs=len(views), inliers=sum(view.num_inliers for view in views))
+    return start, views
+
+
+def _with_focal(content: Content, start: Start, config: Config, cache: Cache) -> Start:
+    """Some focal length for every frame to begin the search for a lens with."""
+    old = start.intrinsics
+    known = ~torch.isnan(old.focal[:, 0])
+    if bool(known.all()):
+        return start
+    if config.lens == "fisheye":
+        guess = FISHEYE_FOCAL * old.sizes.amax(-1, keepdim=True).double()
+        return replace(start, intrinsics=replace(old, focal=torch.where(known[:, None], old.focal, guess)))
+    views = _Verifier(content, old, config.max_error_px, cache).verify(known.numpy())
+    return with_searched_focal(start, [view for view in views if view is not None])
+
+
+class _Verifier:
+    """Two-view geometry of all pairs, on all cores, each pair once: what is in the cache is not estimated again."""
+
+    def __init__(self, content: Content, intrinsics: Intrinsics, max_error_px: float, cache: Cache):
+        self._content, self._lenses, self._cache = content, lenses_of(intrinsics), cache
+        self._pixels = [points.pixels.astype(np.float64) for points in content.keypoints]
+        self._digests = [_digest(pixels) for pixels in self._pixels]
+        self._max_error_px = max_error_px
+
+    def verify(self, known: Bool[np.ndarray, " N"]) -> Iterator[TwoView | None]:
+        """Every pair, by its pose where both focal lengths are known; None where matches are no more than chance."""
+
+        def work(number: int) -> TwoView | None:
+            i, j = self._content.pairs[number].tolist()
+            return self._verify((i, j), self._content.matches[number], bool(known[i] and known[j]))
+
+        return shared_in_parallel(work, range(len(self._content.pairs)), self._cache)
+
+    def calibrate(self, views: Sequence[TwoView]) -> Iterator[TwoView | None]:
+        """Give pairs that were verified without focal length their pose, now that it is known."""
+
+        def work(view: TwoView) -> TwoView | None:
+            if not np.isnan(view.j_from_i).any():
+                return view
+            found = self._verify((view.i, view.j), view.matches, True)
+            return None if found is None else inherit(found, view)
+
+        return shared_in_parallel(work, views, self._cache)
+
+    def _verify(self, ends: tuple[int, int], matches: Int64[np.ndarray, "M 2"], calibrated: bool) -> TwoView | None:
+        if len(matches) < MIN_INLIERS:
+            return None
+        (i, j), lenses, pixels = ends, self._lenses, self._pixels
+
+        def compute() -> dict[str, np.ndarray]:
+            return pack(verify(ends, (pixels[i], pixels[j]), matches, (lenses[i], lenses[j]), *how))
+
+        how = self._max_error_px, calibrated
+        given = [lenses[end].camera() if calibrated else lenses[end].size.tolist() for end in ends]
+        key = f"verified-1|{self._digests[i]}|{self._digests[j]}|{_digest(matches)}|{given}|{how}"
+        return unpack(ends, self._cache.get(key, compute))
+
+
+def _digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

@@ -1,0 +1,140 @@
+"""How much memory adjustment takes, and what to give up where that is more than there is.
+
+The data matrix is on disk as soon as it is large. What stays in memory grows with edges (normal equations, their copy
+for the solver) and, where the residual is split, with samples (their spread and vote, 8 bytes).
+
+Where samples are put, and how many of them: within the memory that there is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from mbasfm.config import Config
+from mbasfm.errors import ConfigError
+from mbasfm.runtime.distributed import from_main, is_main, wait_for_all
+from mbasfm.runtime.progress import Watch, present_memory_mb
+from mbasfm.sfm.pairs.pose_graph import strongest_pairs
+from mbasfm.sfm.sample_store import create_samples, open_samples
+from mbasfm.sfm.sampling import draw_into, draw_samples
+from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.samples import BLOCK_SAMPLES, SampleSource
+
+GB = 1e9
+BYTES_AT_FIRST = 50e6
+"""Code that is loaded with the first step, however small the problem is."""
+BYTES_PER_EDGE = 2400
+"""Normal equations of 9 unknowns per frame with the solver's copy, and numbers of edges and pairs."""
+BYTES_PER_FRAME = 40_000
+"""Histograms and their tables."""
+BYTES_PER_SAMPLE = 24
+"""In memory."""
+BYTES_PER_SPLIT_SAMPLE = 8
+BYTES_PER_BLOCK_SAMPLE = 900
+"""Residuals, rows and what lies between them, while a block is worked on."""
+LEAST_BLOCK, LEAST_SAMPLES, LEAST_PAIRS = 1 << 14, 40, 8
+LARGE_MATRIX = 512e6
+"""Bytes from which on samples go to disk."""
+
+FOLDER = "samples"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What fits."""
+
+    samples_per_edge: int
+    pairs_per_frame: int
+    block_samples: int
+    is_on_disk: bool
+    bytes_needed: float
+
+    def sentence(self, num_pairs: int) -> str:
+        """What was picked."""
+        where = "on disk" if self.is_on_disk else "in memory"
+        return (
+            f"samples {where}, {self.samples_per_edge} per pair and direction, at most {self.pairs_per_frame} pairs per"
+            f" photograph ({num_pairs} in all), {self.block_samples} samples at a time: about"
+            f" {self.bytes_needed / GB:.1f} GB"
+        )
+
+
+def plan_memory(
+    num_frames: int,
+    degree: int,
+    num_edges: int,
+    samples_per_edge: int,
+    is_split: bool,
+    budget: float | None = None,
+    used: float = 0.0,
+) -> Plan:
+    """The richest plan within the budget (all in bytes; ``used`` is taken already).
+
+    Small blocks cost time only, so they come first; then samples of a pair, of which there are many; pairs come last.
+    """
+    needed = 0.0
+    for pairs in _halvings(degree, LEAST_PAIRS):
+        edges = min(num_edges, pairs * num_frames)
+        for samples in _halvings(samples_per_edge, LEAST_SAMPLES):
+            for block in _halvings(BLOCK_SAMPLES, LEAST_BLOCK):
+                matrix = float(edges) * samples * BYTES_PER_SAMPLE
+                room = float("inf") if budget is None else budget - used
+                # Samples in memory are worked on in blocks of the usual size.
+                on_disk = block < BLOCK_SAMPLES or matrix > min(LARGE_MATRIX, 0.3 * room)
+                needed = used + BYTES_AT_FIRST + BYTES_PER_EDGE * edges + BYTES_PER_FRAME * num_frames
+                needed += BYTES_PER_BLOCK_SAMPLE * block + (0 if on_disk else matrix)
+                needed += is_split * BYTES_PER_SPLIT_SAMPLE * edges * samples
+                if budget is None or needed <= budget:
+                    return Plan(samples, pairs, block, on_disk, needed)
+    assert budget is not None
+    raise ConfigError(
+        f"max_memory_gb {budget / GB:g} is too little: {num_frames} photographs need at least {needed / GB:.1f} GB;"
+        " raise it, or reconstruct in parts"
+    )
+
+
+def _halvings(value: int, least: int) -> list[int]:
+    found = [value]
+    while found[-1] // 2 >= least:
+        found.append(found[-1] // 2)
+    return found
+
+
+@dataclass(frozen=True)
+class Stock:
+    """Where samples are put."""
+
+    plan: Plan
+    folder: Path | None
+
+    def draw(self, views: Sequence[TwoView], keypoints: Sequence[Keypoints], seed: int) -> SampleSource:
+        """In memory or, where they are many, on disk, written by one process and read by all."""
+        count = self.plan.samples_per_edge
+        if not self.plan.is_on_disk or self.folder is None:
+            return draw_samples(views, keypoints, count, seed)
+        folder, block_edges = self.folder / FOLDER, max(1, self.plan.block_samples // count)
+        if is_main():
+            create = partial(create_samples, folder, samples_per_edge=count, block_edges=block_edges)
+            draw_into(create, views, keypoints, count, seed)
+        wait_for_all()
+        return open_samples(folder)
+
+
+def within_budget(
+    views: list[TwoView], num_frames: int, config: Config, folder: Path | None, watch: Watch
+) -> tuple[list[TwoView], Stock]:
+    """Of the pairs those that fit into memory, and where to put their samples."""
+    degree = int(np.bincount([end for view in views for end in (view.i, view.j)], minlength=1).max())
+    budget = None if config.max_memory_gb is None else config.max_memory_gb * GB
+    is_split, used = config.objective == "split", present_memory_mb() * (1 << 20)
+    plan = from_main(  # the same for all processes, however much each has in use
+        lambda: plan_memory(num_frames, degree, 2 * len(views), config.samples_per_edge, is_split, budget, used)
+    )
+    if plan.pairs_per_frame < degree:
+        views = strongest_pairs(views, num_frames, plan.pairs_per_frame)
+    if budget is not None:
+        watch.say(f"for {config.max_memory_gb:g} GB: {plan.sentence(len(views))}")
+    return views, Stock(plan, folder)

@@ -1,0 +1,135 @@
+"""Verified pairs seen from one of their ends, with rays and depth: what frames are placed by."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from mbasfm.sfm.start.averaging import rays_of
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Intrinsics
+from mbasfm.types.pairs import Keypoints, TwoView
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A verified pair seen from one of its ends: rays and depth of the matches."""
+
+    source: int
+    target: int
+    target_from_source: Float64[np.ndarray, "3 4"]
+    rays_source: Float64[np.ndarray, "M 3"]
+    rays_target: Float64[np.ndarray, "M 3"]
+    raw_source: Float64[np.ndarray, " M"]
+    raw_target: Float64[np.ndarray, " M"]
+    focal_target: float
+    """[px at a long side of 1024]"""
+    is_planar: bool
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Matches of several edges, one edge after the other."""
+
+    source: Int64[np.ndarray, " E"]
+    edge: Int64[np.ndarray, " M"]
+    """Which edge a match belongs to."""
+    rays_source: Float64[np.ndarray, "M 3"]
+    rays_target: Float64[np.ndarray, "M 3"]
+    raw_source: Float64[np.ndarray, " M"]
+    focal_target: Float64[np.ndarray, " M"]
+
+
+def join(edges: Sequence[Edge]) -> Joined:
+    """Put edges together, so that many small ones cost no more than a large one."""
+    sizes = [len(edge.raw_source) for edge in edges]
+    return Joined(
+        np.array([edge.source for edge in edges]),
+        np.repeat(np.arange(len(edges)), sizes),
+        np.concatenate([edge.rays_source for edge in edges]),
+        np.concatenate([edge.rays_target for edge in edges]),
+        np.concatenate([edge.raw_source for edge in edges]),
+        np.repeat([edge.focal_target for edge in edges], sizes),
+    )
+
+
+class Edges:
+    """Both directions of all pairs, made when they are asked for: matches are in memory once, in the pairs."""
+
+    def __init__(self, views: Sequence[TwoView], keypoints: Sequence[Keypoints], intrinsics: Intrinsics):
+        self._views = {(view.i, view.j): view for view in views}
+        self._keypoints, self._rays = keypoints, rays_of(keypoints, intrinsics)
+        self._usable = [np.isfinite(rays).all(1) for rays in self._rays]
+        self._focal = intrinsics.focal[:, 0].numpy() * REFERENCE_LONG_SIDE / intrinsics.sizes.amax(1).numpy()
+
+    def __getitem__(self, ends: tuple[int, int]) -> Edge:
+        if ends not in self._views:
+            return replace(reverse(self[ends[::-1]]), focal_target=float(self._focal[ends[1]]))
+        view, rays = self._views[ends], self._rays
+        first, second = view.matches.T
+        usable = self._usable[view.i][first] & self._usable[view.j][second]
+        first, second = first[usable], second[usable]
+        return Edge(
+            view.i,
+            view.j,
+            view.j_from_i,
+            rays[view.i][first],
+            rays[view.j][second],
+            self._keypoints[view.i].raw_depth[first].astype(np.float64),
+            self._keypoints[view.j].raw_depth[second].astype(np.float64),
+            float(self._focal[view.j]),
+            view.is_planar,
+        )
+
+    def among(self, frames: Mapping[int, object]) -> Iterator[Edge]:
+        """Edges between some frames, both directions."""
+        for i, j in self._views:
+            if i in frames and j in frames:
+                yield self[i, j]
+                yield self[j, i]
+
+
+def reverse(edge: Edge) -> Edge:
+    """The pair from its other end; the focal length is not known here."""
+    return replace(
+        edge,
+        source=edge.target,
+        target=edge.source,
+        target_from_source=invert(edge.target_from_source),
+        rays_source=edge.rays_target,
+        rays_target=edge.rays_source,
+        raw_source=edge.raw_target,
+        raw_target=edge.raw_source,
+    )
+
+
+def triangulate(edge: Edge, target_from_source: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, " M"]:
+    """Inverse depth in the source at which the match is nearest (design: the foot on the epipolar line)."""
+    base = edge.rays_source @ target_from_source[:, :3].T
+    step = target_from_source[:, 3]
+    match = edge.rays_target[:, :2]
+    slope = step[:2] - match * step[2]
+    offset = base[:, :2] - match * base[:, 2:]
+    return -(offset * slope).sum(1) / np.maximum((slope * slope).sum(1), 1e-18)
+
+
+def parallax_deg(edge: Edge) -> float:
+    """Median angle between matched rays after the rotation between the frames is undone."""
+    turned = edge.rays_source @ edge.target_from_source[:, :3].T
+    sine = np.linalg.norm(np.cross(turned, edge.rays_target), axis=1)
+    return float(np.rad2deg(np.median(np.arctan2(sine, (turned * edge.rays_target).sum(1)))))
+
+
+def scaled(pose: Float64[np.ndarray, "3 4"], length: float) -> Float64[np.ndarray, "3 4"]:
+    """The pose with a longer baseline."""
+    return np.column_stack([pose[:, :3], pose[:, 3] * length])
+
+
+def compose(c_from_b: Float64[np.ndarray, "3 4"], b_from_a: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, "3 4"]:
+    """Of two transforms."""
+    return np.column_stack([c_from_b[:, :3] @ b_from_a[:, :3], c_from_b[:, :3] @ b_from_a[:, 3] + c_from_b[:, 3]])
+
+
+def invert(b_from_a: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, "3 4"]:
+    """Of a transform."""
+    return np.column_stack([b_from_a[:, :3].T, -b_from_a[:, :3].T @ b_from_a[:, 3]])

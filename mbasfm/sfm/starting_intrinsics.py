@@ -1,0 +1,151 @@
+"""Intrinsics to start from: the user's, else a network's, else those of the metadata, else a search over pairs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float64, Int64
+
+from mbasfm.config import Config
+from mbasfm.estimators.focal_votes import search_focal
+from mbasfm.io.calibration import KnownCamera, at_resolution, read_calibration
+from mbasfm.io.poses import read_poses
+from mbasfm.types.cameras import Intrinsics, Lens
+from mbasfm.types.pairs import TwoView
+from mbasfm.types.photos import DepthEstimate, Photo
+
+NEARLY_SQUARE = 0.01
+"""Pixels are square, and rough intrinsics that say otherwise by less mean that too."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Intrinsics before adjustment, and where they come from."""
+
+    intrinsics: Intrinsics
+    is_known: torch.Tensor
+    """Frames whose intrinsics the user gave: they are held."""
+    is_exif: torch.Tensor
+    is_init: torch.Tensor
+    """Frames whose intrinsics come from the model to start from: like those of the metadata they are refined."""
+
+
+def known_intrinsics(photos: Sequence[Photo], config: Config, depths: Sequence[DepthEstimate] = ()) -> Start:
+    """Intrinsics from the user, else from the model to start from, else from point maps, else from the metadata.
+
+    Only the user's are held. Frames of one camera have the median of what is said about them; where nothing is, the
+    focal length is NaN.
+    """
+    held = _user_calibration(photos, config)
+    init = {} if held else _start_calibration(photos, config)
+    sizes = torch.tensor([[photo.width, photo.height] for photo in photos])
+    group = torch.tensor(group_photos(photos, config.intrinsics, held))
+    exif = _per_camera([photo.exif_focal_px for photo in photos], group.numpy())
+    seen = _per_camera([depth.focal_px for depth in depths] or [None] * len(photos), group.numpy())
+    intrinsics = Intrinsics.pinhole(torch.from_numpy(np.where(np.isnan(seen), exif, seen)), sizes, group)
+    intrinsics.fisheye[:] = config.lens == "fisheye"
+    is_held, is_init = (torch.tensor([photo.name in names for photo in photos]) for names in (held, init))
+    for index, photo in enumerate(photos):
+        if photo.name in held or photo.name in init:
+            _set(intrinsics, index, held.get(photo.name) or init[photo.name])
+    is_init = _share(intrinsics, is_init)
+    is_exif = torch.from_numpy(np.isnan(seen) & ~np.isnan(exif)) & ~is_held & ~is_init
+    return Start(intrinsics, is_held, is_exif, is_init)
+
+
+def _set(intrinsics: Intrinsics, index: int, camera: KnownCamera) -> None:
+    """Write one camera into its row."""
+    intrinsics.focal[index] = torch.tensor(camera.focal, dtype=torch.float64)
+    intrinsics.center[index] = torch.tensor(camera.center, dtype=torch.float64)
+    intrinsics.distortion[index] = torch.tensor(camera.distortion, dtype=torch.float64)
+    intrinsics.fisheye[index] = camera.is_fisheye
+
+
+def _share(intrinsics: Intrinsics, chosen: Bool[torch.Tensor, " N"]) -> Bool[torch.Tensor, " N"]:
+    """Give all frames of a camera the median of those chosen, in place; returns the frames that have one."""
+    found = torch.zeros_like(chosen)
+    for number in intrinsics.group[chosen].unique():
+        mine = intrinsics.group == number
+        for values in (intrinsics.focal, intrinsics.center, intrinsics.distortion):
+            values[mine] = values[mine & chosen].median(0).values
+        intrinsics.fisheye[mine] = intrinsics.fisheye[mine & chosen].all()
+        fx, fy = intrinsics.focal[mine][0].tolist()
+        if abs(fx / fy - 1) < NEARLY_SQUARE:
+            intrinsics.focal[mine] = (fx + fy) / 2
+        found |= mine
+    return found
+
+
+def _per_camera(focal_px: Sequence[float | None], group: Int64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
+    """The median of what is known about each camera, for its frames; NaN where nothing is."""
+    given = np.array([value or np.nan for value in focal_px], dtype=np.float64)
+    found = np.full(len(given), np.nan)
+    for number in np.unique(group[~np.isnan(given)]):
+        found[group == number] = np.nanmedian(given[group == number])
+    return found
+
+
+def _user_calibration(photos: Sequence[Photo], config: Config) -> dict[str, KnownCamera]:
+    if config.cameras is not None:
+        return read_calibration(Path(config.cameras), photos)
+    if config.focal is None:
+        return {}
+    focal = float(config.focal)
+    return {
+        photo.name: KnownCamera((focal, focal), (photo.width / 2, photo.height / 2), (0.0, 0.0, 0.0, 0.0), "focal")
+        for photo in photos
+    }
+
+
+def _start_calibration(photos: Sequence[Photo], config: Config) -> dict[str, KnownCamera]:
+    """Intrinsics of the model to start from, of those photographs for which it has some."""
+    if config.init is None:
+        return {}
+    file = read_poses(Path(config.init))
+    if file.by != "name":
+        return {}
+    rows = file.rows_of([photo.name for photo in photos])
+    stored = {photo.name: file.cameras[rows[photo.name]] for photo in photos if photo.name in rows}
+    found = {
+        photo.name: at_resolution(camera, photo, file.path)
+        for photo in photos
+        if (camera := stored.get(photo.name)) is not None
+    }
+    if config.lens == "pinhole":
+        return {name: replace(c, distortion=(0.0, 0.0, 0.0, 0.0), is_fisheye=False) for name, c in found.items()}
+    return found
+
+
+def group_photos(photos: Sequence[Photo], grouping: str, known: dict[str, KnownCamera]) -> list[int]:
+    """Number of the camera of each photograph."""
+    numbers: dict[Any, int] = {}
+    groups = []
+    for index, photo in enumerate(photos):
+        key: tuple[Any, ...] = (photo.width, photo.height, photo.device, photo.exif_focal_px)
+        if photo.name in known:
+            key += (known[photo.name].camera_id, known[photo.name].focal)
+        if grouping == "per-image":
+            key += (index,)
+        elif grouping == "per-folder":
+            key += (str(Path(photo.name).parent),)
+        groups.append(numbers.setdefault(key, len(numbers)))
+    return groups
+
+
+def lenses_of(intrinsics: Intrinsics) -> list[Lens]:
+    """One lens per frame."""
+    rows = zip(intrinsics.focal, intrinsics.center, intrinsics.distortion, intrinsics.sizes, strict=True)
+    lenses = [Lens(*(value.numpy() for value in row)) for row in rows]
+    return [replace(lens, is_fisheye=f) for lens, f in zip(lenses, intrinsics.fisheye.tolist(), strict=True)]
+
+
+def with_searched_focal(start: Start, views: Sequence[TwoView]) -> Start:
+    """Fill in the focal lengths that are still unknown."""
+    old = start.intrinsics
+    focal, _ = search_focal(views, old.sizes.numpy(), old.group.numpy(), old.focal[:, 0].numpy())
+    missing = torch.isnan(old.focal)
+    filled = torch.where(missing, torch.from_numpy(focal)[:, None], old.focal)
+    return replace(start, intrinsics=replace(old, focal=filled))

@@ -1,0 +1,1 @@
+"""Made-up scenes with a known answer."""

@@ -1,0 +1,1 @@
+"""A scene in the browser, by viser."""
