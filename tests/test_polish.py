@@ -382,8 +382,8 @@ def test_frames_of_one_group_share_a_camera_and_others_do_not():
 
 def test_held_tracks_are_about_their_share_and_never_used():
     made = make_scene(count=2000)
-    views, counts = all_views(made), [len(pixels) for pixels in made.pixels]
-    split = split_matches(views, counts, 10_000, seed=0)
+    views, points_of = all_views(made), keypoints_with(made, made.depth)
+    split = split_matches(views, points_of, 10_000, seed=0)
     held, used = set(), set()
     for view, is_held, is_used in zip(views, split.held, split.used, strict=True):
         points = made.point_of[view.i][view.matches[:, 0]]
@@ -392,15 +392,26 @@ def test_held_tracks_are_about_their_share_and_never_used():
         assert len(is_held) == len(is_used) == view.num_inliers
     assert not held & used and len(held | used) == 2000
     assert len(held) == pytest.approx(HELD_OUT_SHARE * 2000, abs=5 * np.sqrt(2000 * HELD_OUT_SHARE))
-    again, other = (split_matches(views, counts, 10_000, seed) for seed in (0, 1))
+    again, other = (split_matches(views, points_of, 10_000, seed) for seed in (0, 1))
     assert all(np.array_equal(a, b) for a, b in zip(split.held, again.held, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(split.held, other.held, strict=True))
+
+
+def test_a_match_less_leaves_all_other_tracks_as_they_are():
+    made = make_scene(count=2000)
+    views, points_of = all_views(made), keypoints_with(made, made.depth)
+    fewer = [replace(views[0], matches=views[0].matches[1:]), *views[1:]]
+    one, other = (split_matches(some, points_of, 10_000, seed=0) for some in (views, fewer))
+    lost = made.point_of[views[0].i][views[0].matches[0, 0]]
+    for view, before, after in zip(fewer, one.held, other.held, strict=True):
+        same = made.point_of[view.i][view.matches[:, 0]] != lost
+        assert np.array_equal(before[len(before) - len(after) :][same], after[same])
 
 
 def test_few_matches_are_all_used():
     made = make_scene(num_frames=3, count=40)
     views = all_views(made)
-    split = split_matches(views, [len(pixels) for pixels in made.pixels], 1000, seed=0)
+    split = split_matches(views, keypoints_with(made, made.depth), 1000, seed=0)
     assert not any(chosen.any() for chosen in split.held) and all(chosen.all() for chosen in split.used)
 
 
@@ -412,7 +423,7 @@ def test_only_the_longest_tracks_of_a_frame_are_used():
         points = made.point_of[view.i][view.matches[:, 0]]
         keep = (points < 600) | ((view.i, view.j) in ((0, 1), (2, 3)))
         views.append(replace(view, matches=view.matches[keep]))
-    split = split_matches(views, [len(pixels) for pixels in made.pixels], 300, seed=0)
+    split = split_matches(views, keypoints_with(made, made.depth), 300, seed=0)
     used = [set(made.point_of[v.i][v.matches[chosen, 0]]) for v, chosen in zip(views, split.used, strict=True)]
     everything = set().union(*used)
     assert max(everything) < 600 and 300 <= len(everything) <= 1200

@@ -6,7 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import make_view
+from scipy.stats import kstest
 
+from mbasfm.geometry.lots import lots
 from mbasfm.sfm.sampling import draw_samples
 from mbasfm.types.pairs import Keypoints
 
@@ -68,11 +70,11 @@ def test_the_seed_decides_what_is_drawn():
 
 
 def test_every_match_is_drawn_alike():
-    """Over many edges each of ten matches is drawn in half of them: five standard deviations around it."""
+    """Over many seeds each of ten matches is drawn in half of them: five standard deviations around it."""
     points = [make_keypoints(10, frame) for frame in range(2)]
     view = make_view(0, 1, [(number, number) for number in range(10)])
-    samples = draw_samples([view] * 200, points, 5, seed=0)
-    times = np.bincount(samples.data[..., 0].long().flatten().numpy(), minlength=10)
+    drawn = torch.stack([draw_samples([view], points, 5, seed).data for seed in range(200)])
+    times = np.bincount(drawn[..., 0].long().flatten().numpy(), minlength=10)
     assert times.sum() == 2000 and np.abs(times - 200).max() < 5 * np.sqrt(400 * 0.25)
 
 
@@ -81,3 +83,22 @@ def test_nothing_to_draw_from_gives_empty_samples():
     for views in ([], [make_view(0, 1, [])]):
         samples = draw_samples(views, points, 7, seed=0)
         assert samples.edges.shape == (0, 2) and samples.data.shape == (0, 7, 5) and samples.weight.shape == (0, 7)
+
+
+def test_a_match_more_draws_no_other_lots_anew():
+    """Of 60 matches 20 are drawn; with one more, at most one of them is another."""
+    points = [make_keypoints(80, frame) for frame in range(2)]
+    matches = [(number, 79 - number) for number in range(60)]
+    drawn = [
+        {tuple(row) for row in draw_samples([make_view(0, 1, some)], points, 20, seed=3).data[0].tolist()}
+        for some in (matches, [(70, 5), *matches])
+    ]
+    assert len(drawn[0] & drawn[1]) >= 19
+
+
+def test_lots_are_uniform_and_independent():
+    first, second = lots(0, np.arange(20_000)), lots(1, np.arange(20_000))
+    assert kstest(first, "uniform").pvalue > 1e-3 and kstest(lots(0, 7, 3 * np.arange(20_000)), "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.03 and abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.03
+    assert np.array_equal(first[100:200], lots(0, np.arange(100, 200)))
+    assert not np.array_equal(lots(0, 1, np.arange(5)), lots(0, np.arange(5), 1))

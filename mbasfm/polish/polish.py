@@ -79,7 +79,7 @@ def polish(
 ) -> Polished:
     """Refine one component's cameras, or leave them and say why; the model has all tracks in either case."""
     mine = _inside(views, frames)
-    split = split_matches(mine, [len(points.pixels) for points in keypoints], settings.tracks_per_frame, settings.seed)
+    split = split_matches(mine, keypoints, settings.tracks_per_frame, settings.seed)
     before = held_out_error_px(cameras, mine, keypoints, split.held)
     used = [view.matches[chosen] for view, chosen in zip(mine, split.used, strict=True)]
     reason, after, polished = "", float("nan"), cameras

@@ -11,6 +11,7 @@ from scipy.sparse.csgraph import connected_components
 
 from mbasfm.geometry.camera import unit_rays
 from mbasfm.geometry.epipolar import epipolar_lines
+from mbasfm.geometry.lots import lots, places
 from mbasfm.geometry.rigid import compose, invert
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
@@ -27,27 +28,37 @@ class Split:
     held: list[Bool[np.ndarray, " _"]]
 
 
-def split_matches(views: Sequence[TwoView], num_keypoints: Sequence[int], tracks_per_frame: int, seed: int) -> Split:
+def split_matches(views: Sequence[TwoView], keypoints: Sequence[Keypoints], tracks_per_frame: int, seed: int) -> Split:
     """Hold out a seeded share of all tracks, if these are many; of the rest use each frame's longest tracks.
 
     A track is all keypoints that matches connect. Beyond some hundreds per frame further tracks cost time but hardly
     add precision.
     """
+    num_keypoints = [len(points.pixels) for points in keypoints]
     offset = np.concatenate([[0], np.cumsum(num_keypoints)])
     first = np.concatenate([offset[view.i] + view.matches[:, 0] for view in views])
     second = np.concatenate([offset[view.j] + view.matches[:, 1] for view in views])
     size = int(offset[-1])
     links = coo_matrix((np.ones(len(first), dtype=bool), (first, second)), shape=(size, size))
     num_tracks, track = connected_components(links, directed=False)
-    generator = np.random.default_rng(seed)
-    share = np.clip(1.5 * MIN_HELD_OUT / max(len(first), 1), HELD_OUT_SHARE, MAX_HELD_OUT_SHARE)
-    held = generator.random(num_tracks) < share
-    held &= held[track[first]].sum() >= MIN_HELD_OUT
     frame = np.repeat(np.arange(len(num_keypoints)), num_keypoints)
-    priority = np.where(held, 0, np.bincount(track, minlength=num_tracks)) + generator.random(num_tracks)
+    number, order = _lots_of_tracks(frame, keypoints, track, seed)
+    share = np.clip(1.5 * MIN_HELD_OUT / max(len(first), 1), HELD_OUT_SHARE, MAX_HELD_OUT_SHARE)
+    held = number < share
+    held &= held[track[first]].sum() >= MIN_HELD_OUT
+    priority = np.where(held, 0, np.bincount(track, minlength=num_tracks)) + order
     chosen = longest_tracks(frame, track, priority, tracks_per_frame) & ~held
     pieces = np.cumsum([view.num_inliers for view in views])[:-1]
     return Split(np.split(chosen[track[first]], pieces), np.split(held[track[first]], pieces))
+
+
+def _lots_of_tracks(
+    frame: Int64[np.ndarray, " K"], keypoints: Sequence[Keypoints], track: Integer[np.ndarray, " K"], seed: int
+) -> tuple[Float64[np.ndarray, " T"], Float64[np.ndarray, " T"]]:
+    """Two random numbers of every track, known by where its first photograph sees it."""
+    first = np.unique(track, return_index=True)[1]
+    where = places(np.concatenate([points.pixels for points in keypoints])[first])
+    return lots(seed, 0, frame[first], where), lots(seed, 1, frame[first], where)
 
 
 def longest_tracks(

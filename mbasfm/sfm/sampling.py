@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64
 
+from mbasfm.geometry.lots import lots, places
 from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.samples import Samples
 
@@ -57,9 +58,8 @@ def draw_into(
     weight = (np.minimum(count, samples_per_edge) / samples_per_edge).astype(np.float32)
     edges = np.stack([source, target], -1)
     store = create(torch.from_numpy(edges[order]), torch.from_numpy(weight[order]))
-    generator = np.random.default_rng(seed)
     drawn = (
-        _rows(matches[_draw(len(matches), samples_per_edge, generator)], keypoints[source], keypoints[target])
+        _rows(_draw(matches, (source, target), keypoints, samples_per_edge, seed), keypoints[source], keypoints[target])
         for source, target, matches in _directed(views, keypoints)
         if len(matches)
     )
@@ -89,10 +89,13 @@ def _directed(
             yield source, target, matches[np.isfinite(keypoints[source].raw_depth[matches[:, 0]])]
 
 
-def _draw(available: int, wanted: int, generator: np.random.Generator) -> Int64[np.ndarray, " K"]:
+def _draw(
+    matches: Int64[np.ndarray, "M 2"], ends: tuple[int, int], keypoints: Sequence[Keypoints], wanted: int, seed: int
+) -> Int64[np.ndarray, "K 2"]:
     """With replacement, but a match is not drawn twice before all others were drawn once."""
-    rounds = -(-wanted // available)
-    return np.concatenate([generator.permutation(available) for _ in range(rounds)])[:wanted]
+    where = [places(keypoints[end].pixels[index]) for end, index in zip(ends, matches.T, strict=True)]
+    order = np.argsort(lots(seed, *ends, *where), kind="stable")
+    return matches[np.resize(order, wanted)]
 
 
 def _rows(matches: Int64[np.ndarray, "K 2"], source: Keypoints, target: Keypoints) -> Float32[np.ndarray, "K 5"]:

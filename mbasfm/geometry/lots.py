@@ -1,0 +1,32 @@
+"""Random numbers that belong to things, not to the order in which they come.
+
+Drawn one after the other, numbers change for all things that follow as soon as one is added or left out: a match more
+or less, on another machine, would draw all other lots anew.
+"""
+
+import numpy as np
+from jaxtyping import Float, Float64, Int64, Integer, UInt64
+
+_STEP, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def lots(seed: int, *keys: Integer[np.ndarray, " M"] | int) -> Float64[np.ndarray, " _"]:
+    """A number in [0, 1) for every combination of whole numbers; independent of all others, the same each time."""
+    mixed = _mix(np.array([seed], dtype=np.uint64))
+    for key in keys:
+        mixed = _mix(mixed ^ _mix(np.atleast_1d(key).astype(np.int64).astype(np.uint64)))
+    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+
+
+def places(pixels: Float[np.ndarray, "M 2"]) -> Int64[np.ndarray, " M"]:
+    """A whole number for the pixel that a position lies in: what a keypoint is known by, whatever its number."""
+    column, row = np.floor(pixels).astype(np.int64).T
+    return (row << 32) + column
+
+
+def _mix(number: UInt64[np.ndarray, " _"]) -> UInt64[np.ndarray, " _"]:
+    """SplitMix64 (Steele, Lea, Flood 2014); it means to overflow."""
+    state = number + _STEP
+    state = (state ^ (state >> np.uint64(30))) * _FIRST
+    state = (state ^ (state >> np.uint64(27))) * _SECOND
+    return state ^ (state >> np.uint64(31))
