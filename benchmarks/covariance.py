@@ -12,7 +12,7 @@ from mbasfm.adjust import covariance
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import SPLIT
 from mbasfm.evaluation.metrics import twists_to_truth
-from mbasfm.objective import split
+from mbasfm.objective import isotropic, split
 from mbasfm.synthetic.cameras import perturb, scene_size
 from mbasfm.synthetic.depth_errors import DepthError
 from mbasfm.synthetic.problem import MatchError, Settings, make_problem
@@ -32,7 +32,7 @@ class Options:
 
 
 def run(options: Options, votes: float, clusters_for_half: float) -> dict[str, Any]:
-    split.DEPTH_VOTES = covariance.DEPTH_VOTES = votes
+    split.DEPTH_VOTES = isotropic.DEPTH_VOTES = votes
     covariance.CLUSTERS_FOR_HALF = clusters_for_half
     errors, distances, aucs = [], [], []
     base = Settings("room", 100, DepthError(smooth=options.depth_error), MatchError(outliers=0.2), max_degree=8)

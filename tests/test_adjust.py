@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mbasfm.adjust import adam, linear_solve
+from mbasfm.adjust import linear_solve
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.adjust import make_problem as stage_problem
 from mbasfm.adjust.levenberg_marquardt import linearize
@@ -14,7 +14,7 @@ from mbasfm.adjust.stage import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES
 from mbasfm.evaluation.metrics import pose_auc, twists_to_truth
 from mbasfm.geometry.rigid import camera_centers, exp_so3, rotation_angle
 from mbasfm.geometry.similarity import align_similarity
-from mbasfm.objective import losses
+from mbasfm.objective import isotropic, losses
 from mbasfm.synthetic.cameras import perturb, scene_size
 from mbasfm.synthetic.depth_errors import DepthError
 from mbasfm.synthetic.problem import MatchError, Problem, Settings, make_problem
@@ -81,7 +81,7 @@ def test_wrong_sign_diverges(noisy, monkeypatch):
     stage = replace(FINE, solver="adam", max_steps=60, restarts=0)
     right = adjust(start, noisy.samples, stage).steps
     original = losses.surrogate_loss
-    monkeypatch.setattr(adam, "surrogate_loss", lambda *args: -original(*args))
+    monkeypatch.setattr(isotropic, "surrogate_loss", lambda *args: -original(*args))
     wrong = adjust(start, noisy.samples, stage).steps
     assert right[-1][1].score > right[0][1].score
     assert wrong[-1][1].score < wrong[0][1].score

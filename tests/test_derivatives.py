@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from mbasfm.adjust.adjust import make_problem
-from mbasfm.adjust.covariance import curvature_table
 from mbasfm.adjust.levenberg_marquardt import linearize
 from mbasfm.adjust.linear_solve import dense_matrix
 from mbasfm.adjust.problem import Problem
@@ -16,6 +15,7 @@ from mbasfm.adjust.unknowns import SLOT_INTRINSIC, retract
 from mbasfm.geometry.rigid import compose, exp_se3
 from mbasfm.objective import isotropic, split
 from mbasfm.objective.isotropic import FrozenIsotropic
+from mbasfm.objective.losses import curvature_table
 from mbasfm.objective.reference import NoiseScale, SplitResiduals, edge_rays, isotropic_residuals, split_residuals
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import SplitForm

@@ -13,12 +13,7 @@ from mbasfm.adjust.problem import Problem, Step
 from mbasfm.adjust.stage import Stage
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, PriorTerm
 from mbasfm.geometry.rigid import rotation_from_6d, rotation_to_6d
-from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
-from mbasfm.objective.losses import WeightTable, fit_weights, marginalized_score, surrogate_loss
-from mbasfm.objective.reference import isotropic_residuals, split_residuals
-from mbasfm.objective.split import SplitForm
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -141,18 +136,13 @@ def assemble(cameras: Cameras, parameters: Parameters, problem: Problem, group: 
     )
 
 
-BlockLoss = Callable[[Cameras, Samples, slice], tuple[Tensor, float]]
-"""Of a block of edges: its part of the loss, differentiable, and the sum of its samples' scores."""
-
-
 def descend(cameras: Cameras, problem: Problem) -> tuple[float, float]:
     """Loss per sample with the distribution of the present residuals held fixed, and S^m per sample.
 
     The gradient goes where the cameras come from. Blocks of edges follow each other, so that only one is in memory.
     """
     samples, share = problem.samples, problem.form.share
-    fit = _split_loss if isinstance(problem.form, SplitForm) else _isotropic_loss
-    block_loss = fit(cameras, problem)
+    block_loss = problem.form.first_order_loss(cameras)
     moved, leaves, twins = _leaves(cameras)
     sums = torch.zeros(2, dtype=torch.float64)
     for chunk in share.blocks:
@@ -182,63 +172,3 @@ def _leaves(cameras: Cameras) -> tuple[list[Tensor], list[Tensor], Cameras]:
         intrinsics=replace(intrinsics, focal=twin[3], distortion=twin[4]),
     )
     return moved, leaves, apart
-
-
-def _isotropic_loss(cameras: Cameras, problem: Problem) -> BlockLoss:
-    """eqn:fine_forward or, per star, eqn:coarse_ba: every star counts the same."""
-    stage, samples = problem.stage, problem.samples
-    binning = Binning(stage.tau_max, stage.num_bins, stage.log_scale)
-    counts = torch.zeros(cameras.num_frames if stage.per_star else 1, stage.num_bins + 1, dtype=torch.float64)
-    with torch.no_grad():
-        for chunk in problem.form.share.blocks:
-            rows = samples.rows(chunk)
-            index = binning.index(isotropic_residuals(cameras, rows))
-            add_bins(counts, index, rows.weight, rows.edges[:, 0] if stage.per_star else None)
-    problem.form.share.total(counts)
-    distribution = distribution_from_counts(binning, counts)
-    share = 1 / samples.edge_mass().sum()[None]
-    if stage.per_star:
-        inside = distribution.counts.sum(-1)
-        distribution = Distribution(binning, distribution.counts, inside)
-        share = 1 / (inside.clamp_min(1e-30) * (inside > 0).sum().clamp_min(1))
-    table = None if stage.loss == "mba" else fit_weights(distribution, stage.loss, dimension=2)
-
-    def block_loss(cameras: Cameras, rows: Samples, chunk: slice) -> tuple[Tensor, float]:
-        residuals = isotropic_residuals(cameras, rows)
-        star = rows.edges[:, 0] if stage.per_star else None
-        values = surrogate_loss(residuals, distribution, star) if table is None else table.loss(residuals, star)
-        part = share if star is None else share[star, None]
-        return (values * (rows.weight * part).to(residuals)).sum(), _score_sum(residuals, stage.tau_max)
-
-    return block_loss
-
-
-def _split_loss(cameras: Cameras, problem: Problem) -> BlockLoss:
-    """Loss of both parts; noise, spread and votes are frozen like the distributions."""
-    form, tau_max = problem.form, problem.stage.tau_max
-    assert isinstance(form, SplitForm)
-    with torch.no_grad():
-        frozen = form.start(cameras)
-    mass = form.samples.edge_mass().sum()
-
-    def block_loss(cameras: Cameras, rows: Samples, chunk: slice) -> tuple[Tensor, float]:
-        parts = split_residuals(cameras, rows, frozen.noise)
-        across = _finite_loss(frozen.across, parts.across) * form.across_share[chunk]
-        index = form.binning.index(parts.across.abs())
-        gate = frozen.gate.weight.to(parts.across).flatten()[frozen.gate.slots(index)].view_as(parts.across)
-        along = _finite_loss(frozen.along, parts.along / parts.spread.detach()) * gate * form.along_share[chunk]
-        loss = ((across + along) * (rows.weight / mass).to(parts.across)).sum()
-        return loss, _score_sum(parts.across.abs(), tau_max)
-
-    return block_loss
-
-
-def _score_sum(residuals: Tensor, tau_max: float) -> float:
-    return float(marginalized_score(residuals.detach(), tau_max)) * residuals.numel()
-
-
-def _finite_loss(table: WeightTable, residuals: Tensor) -> Tensor:
-    """Loss of signed residuals; infinite ones saturate without touching the gradient."""
-    finite = residuals.isfinite()
-    size = residuals.where(finite, torch.zeros_like(residuals)).abs()
-    return table.loss(size.where(finite, torch.full_like(size, table.binning.tau_max)))

@@ -23,9 +23,7 @@ from mbasfm.adjust.stage import COARSE, Stage
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, PriorTerm, make_priors, number_unknowns
 from mbasfm.errors import ConfigError, DegenerateError
 from mbasfm.objective.distribution import Binning
-from mbasfm.objective.isotropic import IsotropicForm
-from mbasfm.objective.residual_kind import Form
-from mbasfm.objective.split import SplitForm
+from mbasfm.objective.registry import KINDS
 from mbasfm.runtime.threads import one_core
 from mbasfm.types.cameras import Cameras, Fixed
 from mbasfm.types.samples import SampleSource
@@ -153,11 +151,7 @@ def make_problem(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: F
     if unknowns.count == 0:
         raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
     binning = Binning(stage.tau_max, stage.num_bins, stage.log_scale)
-    form: Form
-    if stage.residual == "split":
-        form = SplitForm.build(samples, cameras.num_frames, binning, stage.loss)
-    else:
-        form = IsotropicForm.build(samples, cameras.num_frames, binning, stage.loss, stage.per_star)
+    form = KINDS[stage.residual].build(samples, cameras.num_frames, binning, stage.loss, stage.per_star)
     return Problem(form, samples, unknowns, Pairing.build(samples.edges, cameras.num_frames), gauge, stage)
 
 

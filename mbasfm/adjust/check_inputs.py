@@ -7,6 +7,7 @@ from mbasfm.adjust.stage import Stage
 from mbasfm.errors import ConfigError, DegenerateError, InputError
 from mbasfm.objective.edge_block import blocks
 from mbasfm.objective.losses import LOSSES
+from mbasfm.objective.registry import KINDS
 from mbasfm.types.cameras import Cameras, Fixed
 from mbasfm.types.samples import Samples, SampleSource
 
@@ -26,7 +27,7 @@ def check_inputs(cameras: Cameras, samples: SampleSource, fixed: Fixed) -> None:
 
 def check_stage(stage: Stage) -> None:
     """Raise ConfigError for a setting that is unknown or out of range."""
-    allowed = {"residual": ("isotropic", "split"), "solver": ("lm", "adam"), "loss": tuple(LOSSES)}
+    allowed = {"residual": tuple(KINDS), "solver": ("lm", "adam"), "loss": tuple(LOSSES)}
     for name, choices in allowed.items():
         value = getattr(stage, name)
         if value not in choices:
@@ -40,8 +41,10 @@ def check_stage(stage: Stage) -> None:
             raise ConfigError(f"stage {stage.name!r}: {name} is too small; it must be positive (num_bins at least 2)")
     if stage.max_steps < 0 or stage.restarts < 0:
         raise ConfigError(f"stage {stage.name!r}: max_steps and restarts must not be negative")
-    if stage.per_star and stage.residual == "split":
-        raise ConfigError(f"stage {stage.name!r}: per_star is for the isotropic residual; leave it False with split")
+    if stage.per_star and not KINDS[stage.residual].can_be_per_star:
+        able = ", ".join(name for name, kind in KINDS.items() if kind.can_be_per_star)
+        hint = f"leave it False with {stage.residual}, or choose {able}"
+        raise ConfigError(f"stage {stage.name!r}: the {stage.residual} residual cannot be per_star; {hint}")
 
 
 def _check_shapes(cameras: Cameras, samples: SampleSource, fixed: Fixed) -> None:

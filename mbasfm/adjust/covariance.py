@@ -7,7 +7,6 @@ optimum. Modelled: matches are independent, and all depths of a frame are worth 
 leans on the clustered one the more frames there are.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,10 +21,6 @@ from mbasfm.adjust.problem import Problem
 from mbasfm.adjust.unknowns import SLOT_SCALE, SLOT_SHIFT, PriorTerm, Unknowns
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.objective.edge_block import POSE_COLUMNS
-from mbasfm.objective.isotropic import FrozenIsotropic
-from mbasfm.objective.losses import WeightTable
-from mbasfm.objective.residual_kind import source_mass
-from mbasfm.objective.split import DEPTH_VOTES, FrozenSplit
 from mbasfm.types.cameras import Cameras
 
 CLUSTERS_FOR_HALF = 30.0
@@ -55,7 +50,8 @@ def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Fl
         projector = torch.eye(len(direction), dtype=torch.float64)
         projector -= torch.outer(direction, constraint) / (constraint @ direction)
         bread = projector @ bread
-    modelled = dense_matrix(_modelled_scores(problem, cameras, frozen)) + torch.diag(prior)
+    squares = linearize(problem, cameras, problem.form.squared_gradients(frozen))[1]
+    modelled = dense_matrix(squares) + torch.diag(prior)
     clustered = scores.T @ scores + torch.diag(prior)
     neighbours = torch.bincount(problem.pairing.pairs.flatten(), minlength=cameras.num_frames).double()
     trust = (neighbours / (neighbours + CLUSTERS_FOR_HALF))[:, None, None]
@@ -84,48 +80,15 @@ def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[No
     return equations, scores[:, :-1]
 
 
-def _modelled_scores(problem: Problem, cameras: Cameras, frozen: Any) -> NormalEquations:
-    """Sum of squared gradients: normal equations with weights (w r)^2 / d instead of w."""
-    if isinstance(frozen, FrozenIsotropic):
-        mass = source_mass(problem.samples, cameras.num_frames)
-        inflation = (mass / DEPTH_VOTES).clamp_min(1)
-        inflation = inflation if len(frozen.gain) > 1 else inflation[mass > 0].mean()[None]
-        squared = replace(frozen, table=score_table(frozen.table, 2), gain=frozen.gain.square() * inflation)
-        return linearize(problem, cameras, squared)[1]
-    squared = replace(frozen, across=score_table(frozen.across, 1), along=score_table(frozen.along, 1))
-    return linearize(problem, cameras, squared)[1]
-
-
-def score_table(table: WeightTable, dimension: int) -> WeightTable:
-    """(w r)^2 / d: mean square of the gradient over directions."""
-    inside = (table.weight[:, :-1] * table.binning.centers()).square() / dimension
-    return replace(table, weight=torch.nn.functional.pad(inside, (0, 1)))
-
-
 def _curvature(problem: Problem, cameras: Cameras, frozen: Any) -> NormalEquations:
-    """Second derivative of the loss: weights w + w' r / d may be negative, so both signs are summed apart."""
-    positive, negative = (_with_curvature(frozen, sign) for sign in (1.0, -1.0))
+    """Second derivative of the loss; weights may be negative, so both signs are summed apart."""
+    positive, negative = problem.form.curvature(frozen)
     _, total = linearize(problem, cameras, positive)
-    _, minus = linearize(problem, cameras, negative)
-    total.diagonal -= minus.diagonal
-    total.off_diagonal -= minus.off_diagonal
+    if negative is not None:
+        _, minus = linearize(problem, cameras, negative)
+        total.diagonal -= minus.diagonal
+        total.off_diagonal -= minus.off_diagonal
     return total
-
-
-def _with_curvature(frozen: Any, sign: float) -> Any:
-    if isinstance(frozen, FrozenIsotropic):
-        return replace(frozen, table=curvature_table(frozen.table, 2, sign))
-    assert isinstance(frozen, FrozenSplit)
-    across, along = curvature_table(frozen.across, 1, sign), curvature_table(frozen.along, 1, sign)
-    return replace(frozen, across=across, along=along)
-
-
-def curvature_table(table: WeightTable, dimension: int, sign: float) -> WeightTable:
-    """Positive (or, with sign -1, negated negative) part of w + w' r / d, the mean curvature over directions."""
-    center, inside = table.binning.centers(), table.weight[:, :-1]
-    slope = torch.gradient(inside, spacing=(center,), dim=1)[0]
-    curvature = inside + slope * center / dimension
-    return replace(table, weight=torch.nn.functional.pad((sign * curvature).clamp_min(0), (0, 1)))
 
 
 def _scale_gauges(cameras: Cameras, unknowns: Unknowns, gauge: Gauge) -> list[tuple[Tensor, Tensor]]:

@@ -10,10 +10,12 @@ from mbasfm.adjust.stage import COARSE, Stage
 from mbasfm.objective.distribution import Binning, add_bins, distribution_from_counts
 from mbasfm.objective.edge_block import blocks
 from mbasfm.objective.isotropic import isotropic
+from mbasfm.objective.noise import RATIO_BINNING, estimate_noise
+from mbasfm.objective.registry import KINDS
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
-from mbasfm.objective.split import RATIO_BINNING, SplitForm, estimate_noise, split
+from mbasfm.objective.split import SplitForm, split
 from mbasfm.runtime.distributed import deal
-from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed
+from mbasfm.types.cameras import Cameras, Fixed
 from mbasfm.types.samples import SampleSource
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
@@ -47,7 +49,7 @@ class Diagnosis:
 def diagnose(cameras: Cameras, samples: SampleSource, stage: Stage) -> Diagnosis:
     """Measure all frames at the given cameras."""
     num_frames = cameras.num_frames
-    form = SplitForm.build(samples, num_frames, Binning(20.0, 100, log_scale=0.2), "mixture")
+    form = SplitForm.build(samples, num_frames, Binning(20.0, 100, log_scale=0.2), "mixture", per_star=False)
     statistics = form.statistics(cameras, form.start(cameras).next_noise)
     ratio = distribution_from_counts(RATIO_BINNING, statistics.ratio)
     noise = estimate_noise(form.distribution(statistics), ratio)
@@ -82,14 +84,10 @@ def inlier_shares(cameras: Cameras, samples: SampleSource, stage: Stage) -> Floa
     """Share of samples within tau_max (at most INLIER_PX), per frame, over all edges that touch it."""
     good = torch.zeros(cameras.num_frames, dtype=torch.float64)
     total = torch.zeros_like(good)
-    depth_error, limit = torch.tensor(0.1, dtype=samples.dtype), inlier_limit_px(stage)
+    kind, limit = KINDS[stage.residual], inlier_limit_px(stage)
     share = deal(blocks(samples), at_random=True)
     for chunk, block in stream(cameras, samples, NO_INTRINSICS, share):
-        if stage.residual == "split":
-            parts = split(block, 1.0, depth_error.expand(len(block.raw), 1))
-            inside = (parts.across.abs() < limit) & ~parts.prediction.behind
-        else:
-            inside = isotropic(block).squared < limit**2
+        inside = kind.agreeing(block, limit)
         edge_good = (block.weight * inside).sum(-1, dtype=torch.float64)
         edge_total = block.weight.sum(-1, dtype=torch.float64)
         for end in samples.edges[chunk].unbind(-1):
@@ -102,9 +100,9 @@ def inlier_shares(cameras: Cameras, samples: SampleSource, stage: Stage) -> Floa
 def find_stuck(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fixed) -> Bool[Tensor, " N"]:
     """Frames that hardly any sample agrees with: their loss is flat, they would stay wrong for ever.
 
-    Across a line, a share of 2 limit / image size agrees by chance; twice that is not yet a sign of life.
+    Some samples agree by chance; twice as many are not yet a sign of life.
     """
-    chance = 2 * inlier_limit_px(stage) / REFERENCE_LONG_SIDE if stage.residual == "split" else 0.0
+    chance = KINDS[stage.residual].chance_share(inlier_limit_px(stage))
     floor = max(MIN_INLIER_SHARE, 2 * chance)
     seen = torch.bincount(samples.edges.flatten(), minlength=cameras.num_frames) > 0
     return (inlier_shares(cameras, samples, stage) < floor) & seen & ~fixed.pose

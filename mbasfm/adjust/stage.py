@@ -23,8 +23,8 @@ class Stage:
     """One round of adjustment: which residual, which loss, which solver, when to stop."""
 
     name: str
-    residual: Literal["isotropic", "split"]
-    """``isotropic`` is the paper's; ``split`` separates the epipolar line from the depth."""
+    residual: str
+    """A kind of objective/registry.py: ``isotropic`` is the paper's; ``split`` separates epipolar line and depth."""
     tau_max: float
     """Residuals beyond it count as outliers [px at a long side of 1024]."""
     log_scale: float | None = None

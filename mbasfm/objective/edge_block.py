@@ -260,10 +260,41 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
 
 
+def wedge(n: Tensor, a: Tensor) -> Tensor:
+    """tangent . a over planes as in dot(), the tangent being n turned by a right angle: (-n_y, n_x)."""
+    return torch.addcmul(n[:, 0] * a[:, 1], n[:, 1], a[:, 0], value=-1)
+
+
 def fill_depth(rows: Tensor, by_rho: Tensor, prediction: Prediction) -> None:
     """Fill the columns of the depth correction, given the derivative by inverse depth."""
     torch.mul(by_rho, prediction.rho_by_scale[:, None], out=rows[:, POSE_COLUMNS])
     torch.mul(by_rho, prediction.rho_by_shift[:, None], out=rows[:, POSE_COLUMNS + 1])
+
+
+def fill_row(
+    out: Tensor, block: Block, direction: Tensor, point: Tensor, place: tuple[Tensor, Tensor]
+) -> Float[Tensor, "e K"]:
+    """Fill the pose and intrinsic columns of direction . pixel at the point place[0] * start + place[1] * step.
+
+    Returns the derivative by rho, times z.
+    """
+    place_start, place_step = place
+    h = direction * block.cameras.focal_j
+    h_z = dot(direction, point).neg_()
+    a, b = (point / block.cameras.focal_j).unbind(1)
+    torch.mul(b, h_z, out=out[:, 0]).sub_(h[:, 1])  # rotation: (a, b, 1) x h
+    torch.addcmul(h[:, 0], a, h_z, value=-1, out=out[:, 1])
+    torch.mul(a, h[:, 1], out=out[:, 2]).addcmul_(b, h[:, 0], value=-1)
+    torch.mul(h, place_step[:, None], out=out[:, 3:5])  # translation
+    torch.mul(h_z, place_step, out=out[:, 5])
+    for number, intrinsic in enumerate(block.intrinsic_steps):
+        column = FRAME_COLUMNS + 2 * number
+        moved = dot(direction, intrinsic.start).addcmul_(h_z, intrinsic.start[:, 2])
+        torch.mul(moved, place_start, out=out[:, column])
+        out[:, column + 1] = -h_z if intrinsic.scales_image else 0
+        if intrinsic.target is not None:
+            out[:, column + 1].sub_(dot(direction, intrinsic.target))
+    return dot(direction, block.step).addcmul_(h_z, block.step[:, 2])
 
 
 def empty_rows(block: Block) -> Tensor:

@@ -1,9 +1,11 @@
-"""The paper's residual, the distance of projection and match: residual, rows, frozen loss."""
+"""The paper's residual, the distance of projection and match: residual, rows, frozen loss, curvature,
+first-order loss."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
@@ -19,11 +21,21 @@ from mbasfm.objective.edge_block import (
     gram,
     predict,
 )
-from mbasfm.objective.losses import WeightTable, fit_weights
-from mbasfm.objective.residual_kind import NO_INTRINSICS, GramSink, frozen_loss, look_up, stream
+from mbasfm.objective.losses import WeightTable, curvature_table, fit_weights, score_sum, score_table, surrogate_loss
+from mbasfm.objective.reference import isotropic_residuals
+from mbasfm.objective.residual_kind import (
+    DEPTH_VOTES,
+    NO_INTRINSICS,
+    BlockLoss,
+    GramSink,
+    frozen_loss,
+    look_up,
+    source_mass,
+    stream,
+)
 from mbasfm.runtime.distributed import Share, deal
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.samples import Samples, SampleSource
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,7 @@ class FrozenIsotropic:
 class IsotropicForm:
     """The paper's residual: one distribution over the graph (fine) or one per star (coarse)."""
 
+    can_be_per_star: ClassVar[bool] = True
     samples: SampleSource
     num_frames: int
     binning: Binning
@@ -100,6 +113,63 @@ class IsotropicForm:
     def distribution(self, counts: Float[Tensor, "G T1"]) -> Distribution:
         """The distribution over the whole graph, for reports."""
         return distribution_from_counts(self.binning, counts.sum(0, keepdim=True))
+
+    def curvature(self, frozen: FrozenIsotropic) -> tuple[FrozenIsotropic, FrozenIsotropic]:
+        """The losses whose normal equations are the positive and the negated negative curvature."""
+        positive, negative = (replace(frozen, table=curvature_table(frozen.table, 2, sign)) for sign in (1.0, -1.0))
+        return positive, negative
+
+    def squared_gradients(self, frozen: FrozenIsotropic) -> FrozenIsotropic:
+        """The loss whose normal equations are the sum of squared gradients, as if a frame had DEPTH_VOTES samples."""
+        mass = source_mass(self.samples, self.num_frames)
+        inflation = (mass / DEPTH_VOTES).clamp_min(1)
+        inflation = inflation if self.per_star else inflation[mass > 0].mean()[None]
+        return replace(frozen, table=score_table(frozen.table, 2), gain=frozen.gain.square() * inflation)
+
+    def first_order_loss(self, cameras: Cameras) -> BlockLoss:
+        """eqn:fine_forward or, per star, eqn:coarse_ba: every star counts the same."""
+        distribution, share = self._shares(self._count(cameras))
+        table = None if self.loss == "mba" else fit_weights(distribution, self.loss, dimension=2)
+
+        def block_loss(cameras: Cameras, rows: Samples, chunk: slice) -> tuple[Tensor, float]:
+            residuals, star = isotropic_residuals(cameras, rows), self._group(chunk)
+            values = surrogate_loss(residuals, distribution, star) if table is None else table.loss(residuals, star)
+            part = share if star is None else share[star, None]
+            loss = (values * (rows.weight * part).to(residuals)).sum()
+            return loss, score_sum(residuals, self.binning.tau_max)
+
+        return block_loss
+
+    def _count(self, cameras: Cameras) -> Float[Tensor, "G T1"]:
+        """Histogram of the readable residuals, which the first-order loss differentiates."""
+        counts = torch.zeros(self._num_groups, self.binning.num_bins + 1, dtype=torch.float64)
+        with torch.no_grad():
+            for chunk in self.share.blocks:
+                rows = self.samples.rows(chunk)
+                add_bins(
+                    counts, self.binning.index(isotropic_residuals(cameras, rows)), rows.weight, self._group(chunk)
+                )
+        self.share.total(counts)
+        return counts
+
+    def _shares(self, counts: Float[Tensor, "G T1"]) -> tuple[Distribution, Float[Tensor, " G"]]:
+        """The distribution of each group, and what a sample of it counts in a mean over samples or over stars."""
+        distribution = distribution_from_counts(self.binning, counts)
+        if not self.per_star:
+            return distribution, 1 / self.samples.edge_mass().sum()[None]
+        inside = distribution.counts.sum(-1)
+        share = 1 / (inside.clamp_min(1e-30) * (inside > 0).sum().clamp_min(1))
+        return Distribution(self.binning, distribution.counts, inside), share
+
+    @staticmethod
+    def agreeing(block: Block, limit_px: float) -> Bool[Tensor, "e K"]:
+        """Samples in front of the camera whose projection is within the limit of the match."""
+        return isotropic(block).squared < limit_px**2
+
+    @staticmethod
+    def chance_share(limit_px: float) -> float:
+        """None: hardly any wrong match comes near a point."""
+        return 0.0
 
     def _group(self, chunk: slice) -> Int[Tensor, " e"] | None:
         return self.samples.edges[chunk, 0] if self.per_star else None

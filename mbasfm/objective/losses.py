@@ -5,7 +5,7 @@ solver a table of weights w with gradient w(r) r. A rival loss is another way to
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -50,6 +50,11 @@ def marginalized_score(residuals: Float[Tensor, "*B"], tau_max: float) -> Float[
     return (tau_max - residuals).clamp_min(0).nan_to_num(nan=0).mean()
 
 
+def score_sum(residuals: Float[Tensor, "E K"], tau_max: float) -> float:
+    """Sum of the scores of all residuals [px], without a graph."""
+    return float(marginalized_score(residuals.detach(), tau_max)) * residuals.numel()
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # Weights of iteratively re-weighted least squares
 
@@ -79,6 +84,30 @@ class WeightTable:
         weight = self.weight.to(residuals).flatten()[slots].view_as(residuals)
         offset = self.offset.to(residuals).flatten()[slots].view_as(residuals)
         return offset + 0.5 * weight * residuals.where(weight > 0, torch.zeros_like(residuals)).square()
+
+
+def signed_loss(table: WeightTable, residuals: Float[Tensor, "E K"]) -> Float[Tensor, "E K"]:
+    """Loss of each signed residual; infinite ones saturate without touching the gradient."""
+    finite = residuals.isfinite()
+    size = residuals.where(finite, torch.zeros_like(residuals)).abs()
+    return table.loss(size.where(finite, torch.full_like(size, table.binning.tau_max)))
+
+
+def score_table(table: WeightTable, dimension: int) -> WeightTable:
+    """The table with weights (w r)^2 / d, the mean square of the gradient over directions."""
+    inside = (table.weight[:, :-1] * table.binning.centers()).square() / dimension
+    return replace(table, weight=torch.nn.functional.pad(inside, (0, 1)))
+
+
+def curvature_table(table: WeightTable, dimension: int, sign: float) -> WeightTable:
+    """The table with the positive (or, with sign -1, negated negative) part of w + w' r / d as weights.
+
+    That is the mean curvature of the loss over directions.
+    """
+    center, inside = table.binning.centers(), table.weight[:, :-1]
+    slope = torch.gradient(inside, spacing=(center,), dim=1)[0]
+    curvature = inside + slope * center / dimension
+    return replace(table, weight=torch.nn.functional.pad((sign * curvature).clamp_min(0), (0, 1)))
 
 
 def table_from_weights(binning: Binning, weight: Float[Tensor, "G T"]) -> WeightTable:

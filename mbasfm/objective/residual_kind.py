@@ -1,32 +1,48 @@
 """What a kind of residual offers the solvers, and what all kinds share: streaming and frozen losses.
 
-A form measures residuals (histograms, and the loss under what was frozen before), freezes the loss that those
-histograms define, and linearises it. All three stream over blocks of edges.
+A form is a kind of residual on given samples. It measures residuals (histograms, and the loss under what was frozen
+before), freezes the loss that those histograms define, and linearises it. All three stream over blocks of edges.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mbasfm.objective.distribution import Distribution
+from mbasfm.objective.distribution import Binning, Distribution
 from mbasfm.objective.edge_block import Block, Columns, blocks, load_block
 from mbasfm.objective.losses import WeightTable
 from mbasfm.runtime.distributed import Share
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.samples import Samples, SampleSource
 
 NO_INTRINSICS = Columns(focal=False, radial=False)
 
+DEPTH_VOTES = 8.0
+"""Depth errors of one frame are correlated: all its residuals along lines weigh like so many independent ones.
+
+Chosen on made-up scenes, checked on others (benchmarks/covariance.py): 8 and 20 give better poses than 64, and only
+with 8 the covariance holds the truth about as often as it says."""
+
 GramSink = Callable[[slice, Float[Tensor, "e C1 C1"]], None]
+BlockLoss = Callable[[Cameras, Samples, slice], tuple[Tensor, float]]
+"""Of a block of edges: its part of the loss, differentiable, and the sum of its samples' scores."""
 
 
 @runtime_checkable
 class Form(Protocol):
-    """What the solver needs of a form; statistics and frozen losses are the form's own business."""
+    """What solvers, covariance and diagnosis need; statistics and frozen losses are the form's own business."""
+
+    can_be_per_star: ClassVar[bool]
+    """Whether it can have one distribution per star."""
+
+    @staticmethod
+    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "Form":
+        """The form of these samples."""
+        ...
 
     @property
     def share(self) -> Share:
@@ -47,6 +63,27 @@ class Form(Protocol):
 
     def distribution(self, statistics: Any) -> Distribution:
         """The residual distribution over the whole graph."""
+        ...
+
+    def curvature(self, frozen: Any) -> tuple[Any, Any | None]:
+        """Losses whose normal equations are the positive and the negated negative curvature (None: there is none)."""
+        ...
+
+    def squared_gradients(self, frozen: Any) -> Any:
+        """The loss whose normal equations are the sum of the squared gradients of independent residuals."""
+
+    def first_order_loss(self, cameras: Cameras) -> BlockLoss:
+        """The loss of blocks of edges per sample of the graph, with what the present residuals define held fixed."""
+        ...
+
+    @staticmethod
+    def agreeing(block: Block, limit_px: float) -> Bool[Tensor, "e K"]:
+        """Samples that agree with the poses up to the limit."""
+        ...
+
+    @staticmethod
+    def chance_share(limit_px: float) -> float:
+        """Share of wrong matches that agree by chance."""
         ...
 
 

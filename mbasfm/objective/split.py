@@ -1,12 +1,13 @@
-"""The residual split at the epipolar line: residual, rows, frozen losses, noise."""
+"""The residual split at the epipolar line: residual, rows, frozen losses, noise, curvature, first-order loss."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts, robust_sigma
+from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
 from mbasfm.objective.edge_block import (
     FRAME_COLUMNS,
     POSE_COLUMNS,
@@ -17,32 +18,31 @@ from mbasfm.objective.edge_block import (
     dot,
     empty_rows,
     fill_depth,
+    fill_row,
     gram,
     predict,
     start_points,
+    wedge,
 )
-from mbasfm.objective.losses import WeightTable, fit_weights
-from mbasfm.objective.reference import NoiseScale
-from mbasfm.objective.residual_kind import NO_INTRINSICS, GramSink, frozen_loss, look_up, source_mass, stream
+from mbasfm.objective.losses import WeightTable, curvature_table, fit_weights, score_sum, score_table, signed_loss
+from mbasfm.objective.noise import FIRST_NOISE, RATIO_BINNING, estimate_noise
+from mbasfm.objective.reference import NoiseScale, split_residuals
+from mbasfm.objective.residual_kind import (
+    DEPTH_VOTES,
+    NO_INTRINSICS,
+    BlockLoss,
+    GramSink,
+    frozen_loss,
+    look_up,
+    source_mass,
+    stream,
+)
 from mbasfm.runtime.distributed import Share, deal
-from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.samples import Samples, SampleSource
 
 ALONG_BINNING = Binning(tau_max=20.0, num_bins=100, log_scale=0.3)
 """Of the whitened along-residual, in units of its expected size."""
-RATIO_BINNING = Binning(tau_max=2.0, num_bins=80, log_scale=0.01)
-"""Of |along| / slope: the relative depth error of a sample."""
-FIRST_NOISE = (1.0, 0.1)
-"""Match [px] and relative depth error assumed before anything was measured."""
-DEPTH_ERROR_RANGE = (0.01, 0.5)
-MATCH_ERROR_RANGE_PX = (0.05, 10.0)
-SHRINKAGE_SAMPLES = 20.0
-"""A frame's own depth error counts like the common one when it rests on so many samples."""
-DEPTH_VOTES = 8.0
-"""Depth errors of one frame are correlated: all its along-residuals together weigh like so many independent ones.
-
-Chosen on made-up scenes, checked on others (benchmarks/covariance.py): 8 and 20 give better poses than 64, and only
-with 8 the covariance holds the truth about as often as it says."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class FrozenSplit:
 class SplitForm:
     """The residual split at the epipolar line, with a distribution for each part over the graph."""
 
+    can_be_per_star: ClassVar[bool] = False
     samples: SampleSource
     num_frames: int
     binning: Binning
@@ -86,8 +87,8 @@ class SplitForm:
     along-residuals at the step's start, and their votes, small for mismatches and for frames with many samples."""
 
     @staticmethod
-    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str) -> "SplitForm":
-        """Count directions and samples of each frame."""
+    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "SplitForm":
+        """Count directions and samples of each frame; ``per_star`` is refused before."""
         i, j = samples.edges.unbind(-1)
         both = torch.isin(i * num_frames + j, j * num_frames + i)
         along = (DEPTH_VOTES / source_mass(samples, num_frames).clamp_min(1e-30)).clamp_max(1)[i]
@@ -188,21 +189,47 @@ class SplitForm:
         """The distribution of the across-part, for reports."""
         return distribution_from_counts(self.binning, statistics.across)
 
+    def curvature(self, frozen: FrozenSplit) -> tuple[FrozenSplit, FrozenSplit]:
+        """The losses whose normal equations are the positive and the negated negative curvature."""
 
-def estimate_noise(across: Distribution, ratio: Distribution) -> NoiseScale:
-    """Match noise from the across-part; depth noise per frame, shrunk to the common one where samples are few."""
-    match_px = float(robust_sigma(across, dimension=1)[0].clamp(*MATCH_ERROR_RANGE_PX))
-    pooled = Distribution(ratio.binning, ratio.counts.sum(0, keepdim=True), ratio.total.sum(0, keepdim=True))
-    if float(pooled.total[0]) < 1:
-        return NoiseScale(match_px, torch.full((len(ratio.total),), 0.1, dtype=torch.float64))
-    common, own = robust_sigma(pooled, dimension=1), robust_sigma(ratio, dimension=1)
-    trust = ratio.total / (ratio.total + SHRINKAGE_SAMPLES)
-    return NoiseScale(match_px, torch.exp(torch.lerp(common.log(), own.log(), trust)).clamp(*DEPTH_ERROR_RANGE))
+        def of_sign(sign: float) -> FrozenSplit:
+            across, along = (curvature_table(table, 1, sign) for table in (frozen.across, frozen.along))
+            return replace(frozen, across=across, along=along)
 
+        return of_sign(1.0), of_sign(-1.0)
 
-def _wedge(n: Tensor, a: Tensor) -> Tensor:
-    """tangent . a, the tangent being n turned by a right angle: (-n_y, n_x)."""
-    return torch.addcmul(n[:, 0] * a[:, 1], n[:, 1], a[:, 0], value=-1)
+    def squared_gradients(self, frozen: FrozenSplit) -> FrozenSplit:
+        """The loss whose normal equations are the sum of squared gradients; votes are in its weights already."""
+        return replace(frozen, across=score_table(frozen.across, 1), along=score_table(frozen.along, 1))
+
+    def first_order_loss(self, cameras: Cameras) -> BlockLoss:
+        """Loss of both parts; noise, spread and votes are frozen like the distributions."""
+        with torch.no_grad():
+            frozen = self.start(cameras)
+        mass = self.samples.edge_mass().sum()
+
+        def block_loss(cameras: Cameras, rows: Samples, chunk: slice) -> tuple[Tensor, float]:
+            parts = split_residuals(cameras, rows, frozen.noise)
+            across = signed_loss(frozen.across, parts.across) * self.across_share[chunk]
+            index = self.binning.index(parts.across.abs())
+            gate = frozen.gate.weight.to(parts.across).flatten()[frozen.gate.slots(index)].view_as(parts.across)
+            along = signed_loss(frozen.along, parts.along / parts.spread.detach()) * gate * self.along_share[chunk]
+            loss = ((across + along) * (rows.weight / mass).to(parts.across)).sum()
+            return loss, score_sum(parts.across.abs(), self.binning.tau_max)
+
+        return block_loss
+
+    @staticmethod
+    def agreeing(block: Block, limit_px: float) -> Bool[Tensor, "e K"]:
+        """Samples in front of the camera and within the limit of their epipolar line."""
+        depth_error = torch.tensor(FIRST_NOISE[1], dtype=block.raw.dtype)
+        parts = split(block, FIRST_NOISE[0], depth_error.expand(len(block.raw), 1))
+        return (parts.across.abs() < limit_px) & ~parts.prediction.behind
+
+    @staticmethod
+    def chance_share(limit_px: float) -> float:
+        """Share of wrong matches that come within the limit of a line across the image."""
+        return 2 * limit_px / REFERENCE_LONG_SIDE
 
 
 @dataclass(frozen=True)
@@ -237,13 +264,13 @@ def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> S
     distance = dot(normal, target).addcmul_(line[:, 2], inverse_norm).neg_()
 
     # Along the tangent all points of the line are numbers: predicted, matched, and the most likely between the two.
-    predicted, matched, along_step = _wedge(normal, prediction.pixel), _wedge(normal, target), _wedge(normal, step)
+    predicted, matched, along_step = wedge(normal, prediction.pixel), wedge(normal, target), wedge(normal, step)
     along = predicted - matched
     slope = (along_step - predicted * step[:, 2]).mul_(prediction.rho).mul_(prediction.inverse_z)
     spread_squared = (slope * depth_error).square_().add_(match_px**2)
     keep = (along * match_px**2).div_(spread_squared).masked_fill_(prediction.behind, 0)  # (1 - kappa) e_along
     likely = matched + keep
-    to_start = torch.addcmul(_wedge(normal, start), likely, start[:, 2], value=-1)
+    to_start = torch.addcmul(wedge(normal, start), likely, start[:, 2], value=-1)
     to_step = torch.addcmul(along_step, likely, step[:, 2], value=-1)
     inverse = (start[:, 2] * to_step).addcmul_(step[:, 2], to_start, value=-1).reciprocal_()
     place_start, place_step = to_step * inverse, (to_start * inverse).neg_()
@@ -308,38 +335,12 @@ def split_rows(
     rows = empty_rows(block)
     # Columns are linear in the direction: scaled by the root of the weight, the rows come out scaled.
     place = (parts.place_start, parts.place_step)
-    _fill_row(rows[:, :, 0], block, parts.direction * root_across[:, None], parts.point, place)
+    fill_row(rows[:, :, 0], block, parts.direction * root_across[:, None], parts.point, place)
     rows[:, POSE_COLUMNS:FRAME_COLUMNS, 0] = 0
     torch.mul(parts.across, root_across, out=rows[:, -1, 0]).masked_fill_(parts.across.isinf(), 0)
     tangent = torch.stack([-parts.normal[:, 1], parts.normal[:, 0]], 1).mul_(root_along[:, None])
     place = (prediction.inverse_z, prediction.rho * prediction.inverse_z)
-    by_rho = _fill_row(rows[:, :, 1], block, tangent, prediction.pixel, place)
+    by_rho = fill_row(rows[:, :, 1], block, tangent, prediction.pixel, place)
     fill_depth(rows[:, :, 1:], by_rho.mul_(prediction.inverse_z)[:, None], prediction)
     torch.mul(parts.along, root_along, out=rows[:, -1, 1])
     return rows
-
-
-def _fill_row(
-    out: Tensor, block: Block, direction: Tensor, point: Tensor, place: tuple[Tensor, Tensor]
-) -> Float[Tensor, "e K"]:
-    """Pose and intrinsic columns of direction . pixel at the point place[0] * start + place[1] * step.
-
-    Returns the derivative by rho, times z.
-    """
-    place_start, place_step = place
-    h = direction * block.cameras.focal_j
-    h_z = dot(direction, point).neg_()
-    a, b = (point / block.cameras.focal_j).unbind(1)
-    torch.mul(b, h_z, out=out[:, 0]).sub_(h[:, 1])  # rotation: (a, b, 1) x h
-    torch.addcmul(h[:, 0], a, h_z, value=-1, out=out[:, 1])
-    torch.mul(a, h[:, 1], out=out[:, 2]).addcmul_(b, h[:, 0], value=-1)
-    torch.mul(h, place_step[:, None], out=out[:, 3:5])  # translation
-    torch.mul(h_z, place_step, out=out[:, 5])
-    for number, intrinsic in enumerate(block.intrinsic_steps):
-        column = FRAME_COLUMNS + 2 * number
-        moved = dot(direction, intrinsic.start).addcmul_(h_z, intrinsic.start[:, 2])
-        torch.mul(moved, place_start, out=out[:, column])
-        out[:, column + 1] = -h_z if intrinsic.scales_image else 0
-        if intrinsic.target is not None:
-            out[:, column + 1].sub_(dot(direction, intrinsic.target))
-    return dot(direction, block.step).addcmul_(h_z, block.step[:, 2])

@@ -1,0 +1,11 @@
+"""All kinds of residuals by name."""
+
+from mbasfm.objective.isotropic import IsotropicForm
+from mbasfm.objective.residual_kind import Form
+from mbasfm.objective.split import SplitForm
+
+KINDS: dict[str, type[Form]] = {
+    "isotropic": IsotropicForm,
+    "split": SplitForm,
+}
+"""What ``Stage.residual`` names: the form of each kind."""
