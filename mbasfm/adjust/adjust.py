@@ -152,7 +152,8 @@ def make_problem(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: F
         raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
     binning = Binning(stage.tau_max, stage.num_bins, stage.log_scale)
     form = KINDS[stage.residual].build(samples, cameras.num_frames, binning, stage.loss, stage.per_star)
-    return Problem(form, samples, unknowns, Pairing.build(samples.edges, cameras.num_frames), gauge, stage)
+    pairing = Pairing.build(samples.edges, cameras.num_frames, form.coupled_frames())
+    return Problem(form, samples, unknowns, pairing, gauge, stage)
 
 
 def _priors(cameras: Cameras, problem: Problem, pose_priors: PosePriors | None) -> PriorTerm:

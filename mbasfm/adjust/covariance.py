@@ -21,6 +21,7 @@ from mbasfm.adjust.problem import Problem
 from mbasfm.adjust.unknowns import SLOT_SCALE, SLOT_SHIFT, PriorTerm, Unknowns
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.objective.edge_block import POSE_COLUMNS
+from mbasfm.objective.residual_kind import CrossGram
 from mbasfm.types.cameras import Cameras
 
 CLUSTERS_FOR_HALF = 30.0
@@ -53,7 +54,7 @@ def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Fl
     squares = linearize(problem, cameras, problem.form.squared_gradients(frozen))[1]
     modelled = dense_matrix(squares) + torch.diag(prior)
     clustered = scores.T @ scores + torch.diag(prior)
-    neighbours = torch.bincount(problem.pairing.pairs.flatten(), minlength=cameras.num_frames).double()
+    neighbours = problem.pairing.num_neighbours.double()
     trust = (neighbours / (neighbours + CLUSTERS_FOR_HALF))[:, None, None]
     blocks = [_pose_blocks(bread @ meat @ bread.T, problem.unknowns) for meat in (modelled, clustered)]
     return torch.lerp(blocks[0], blocks[1], trust)
@@ -67,13 +68,18 @@ def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[No
     scores = torch.zeros(cameras.num_frames if dense else 0, unknowns.count + 1, dtype=torch.float64)
     column = torch.where(unknowns.index >= 0, unknowns.index, unknowns.count)  # the last one collects what is fixed
 
-    def sink(chunk: slice, gram: Tensor) -> None:
-        equations.add(chunk, gram)
+    def score(numbers: slice | Tensor, gradient: Tensor) -> None:
+        columns = column[edges[numbers]].flatten(1)
+        scores.index_put_((edges[numbers, :1].expand_as(columns), columns), gradient, accumulate=True)
+
+    def sink(chunk: slice, gram: Tensor, cross: CrossGram | None = None) -> None:
+        equations.add(chunk, gram, cross)
         if dense:
-            i, j = edges[chunk].unbind(-1)
-            gradient = equations.in_frames(chunk, gram)[:, :-1, -1]
-            columns = torch.cat([column[i], column[j]], -1)
-            scores.index_put_((i[:, None].expand_as(columns), columns), gradient, accumulate=True)
+            score(chunk, equations.in_frames(chunk, gram)[:, :-1, -1])
+        if dense and cross is not None:
+            local = equations.cross_in_frames(cross)
+            score(cross.first, local[:, :-1, -1])
+            score(cross.second, local[:, -1, :-1])
 
     problem.form.linearize(cameras, frozen, unknowns.columns, sink)
     problem.form.share.total(*equations.sums, scores)

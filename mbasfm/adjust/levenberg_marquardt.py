@@ -3,7 +3,11 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
 
 from mbasfm.adjust.linear_solve import System, reduce_system
 from mbasfm.adjust.normal_equations import NormalEquations
@@ -38,7 +42,8 @@ class Descent:
 def linearize(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[float, NormalEquations]:
     """Loss and normal equations of the data at the present cameras."""
     equations = NormalEquations(problem.pairing, cameras, problem.unknowns)
-    loss = problem.form.linearize(cameras, frozen, problem.unknowns.columns, equations.add)
+    columns = problem.unknowns.columns
+    loss, equations.eliminated = problem.form.linearize(cameras, frozen, columns, equations.add)
     problem.form.share.total(*equations.sums)
     return loss, equations
 
@@ -61,7 +66,8 @@ def solve_lm(
         prior_loss, prior_gradient, prior_diagonal = priors.evaluate(cameras, problem.unknowns)
         system = reduce_system(equations, prior_diagonal, prior_gradient)
         loss = data_loss + prior_loss
-        attempt = _try_steps(problem, cameras, priors, frozen, system, loss, damping)
+        move = partial(_moved, problem, equations, frozen)
+        attempt = _try_steps(problem, priors, move, system, loss, damping)
         seconds = time.perf_counter() - start
         if attempt.cameras is None:
             on_step(Step(seconds, loss / mass, state.score, damping, False), state)
@@ -81,6 +87,12 @@ def solve_lm(
     return state.cameras
 
 
+def _moved(problem: Problem, equations: NormalEquations, frozen: Any, step: Float[Tensor, " U"]) -> tuple[Cameras, Any]:
+    """Cameras after a step, and what is frozen with the form's own unknowns moved along."""
+    along = problem.form.back_substitute(frozen, equations.eliminated, partial(equations.edge_step, step))
+    return retract(equations.cameras, problem.unknowns, step), along
+
+
 @dataclass(frozen=True)
 class _Attempt:
     cameras: Cameras | None
@@ -92,9 +104,8 @@ class _Attempt:
 
 def _try_steps(
     problem: Problem,
-    cameras: Cameras,
     priors: PriorTerm,
-    frozen: Any,
+    move: Callable[[Tensor], tuple[Cameras, Any]],
     system: System,
     loss: float,
     damping: float,
@@ -105,8 +116,8 @@ def _try_steps(
         diagonal = damping * system.diagonal.clamp_min(1e-12)
         step = system.solve(diagonal)
         if step is not None:
-            candidate = retract(cameras, problem.unknowns, step)
-            data_loss, statistics = problem.form.measure(candidate, frozen)
+            candidate, moved = move(step)
+            data_loss, statistics = problem.form.measure(candidate, moved)
             decrease = loss - data_loss - priors.evaluate(candidate, problem.unknowns)[0]
             promised = float(0.5 * step @ (diagonal * step - system.gradient))
             gain = decrease / max(promised, 1e-300)

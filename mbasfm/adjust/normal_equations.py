@@ -11,6 +11,7 @@ Several processes share the rows, so that each keeps and multiplies its own part
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -23,6 +24,7 @@ from mbasfm.geometry.graphs import cluster_frames
 from mbasfm.geometry.rigid import adjoint
 from mbasfm.objective.edge_block import FRAME_COLUMNS, POSE_COLUMNS
 from mbasfm.objective.reference import relative_poses
+from mbasfm.objective.residual_kind import CrossGram
 from mbasfm.runtime.distributed import own_part
 from mbasfm.types.cameras import Cameras
 
@@ -75,11 +77,11 @@ class BlockLayout:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The unordered pairs of frames that edges connect."""
+    """The unordered pairs of frames that edges connect or eliminated unknowns couple."""
 
     edges: Int[Tensor, "E 2"]
     pairs: Int[Tensor, "P 2"]
-    """low, high."""
+    """low, high; in order."""
     of_edge: Int[Tensor, " E"]
     num_frames: int
 
@@ -88,11 +90,29 @@ class Pairing:
         """Of a matrix with a block for each pair."""
         return BlockLayout.build(self.pairs, self.num_frames)
 
+    @property
+    def num_neighbours(self) -> Int[Tensor, " N"]:
+        """How many frames edges connect each frame with."""
+        return torch.bincount(self.pairs[self.of_edge.unique()].flatten(), minlength=self.num_frames)
+
+    def number(self, first: Int[Tensor, " M"], second: Int[Tensor, " M"]) -> Int[Tensor, " M"]:
+        """Positions of pairs of different frames; ValueError if one is not among them."""
+        known, wanted = self._keys(self.pairs), self._keys(torch.stack([first, second], -1))
+        place = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
+        if not known[place].equal(wanted):
+            raise ValueError("unknowns couple frames without an edge; name these pairs in coupled_frames()")
+        return place
+
+    def _keys(self, pairs: Int[Tensor, "M 2"]) -> Int[Tensor, " M"]:
+        return pairs.amin(-1) * self.num_frames + pairs.amax(-1)
+
     @staticmethod
-    def build(edges: Int[Tensor, "E 2"], num_frames: int) -> "Pairing":
-        """Number the pairs."""
-        keys, of_edge = torch.unique(edges.amin(-1) * num_frames + edges.amax(-1), return_inverse=True)
-        return Pairing(edges, torch.stack([keys // num_frames, keys % num_frames], -1), of_edge, num_frames)
+    def build(edges: Int[Tensor, "E 2"], num_frames: int, coupled: Int[Tensor, "C 2"] | None = None) -> "Pairing":
+        """Number the pairs of the edges and those that are coupled besides."""
+        both = edges if coupled is None else torch.cat([edges, coupled])
+        keys, number = torch.unique(both.amin(-1) * num_frames + both.amax(-1), return_inverse=True)
+        pairs = torch.stack([keys // num_frames, keys % num_frames], -1)
+        return Pairing(edges, pairs, number[: len(edges)], num_frames)
 
 
 class NormalEquations:
@@ -104,19 +124,43 @@ class NormalEquations:
         self.diagonal = torch.zeros(num_frames, slots, slots, dtype=torch.float64)
         self.off_diagonal = torch.zeros(len(self.pairs), slots, slots, dtype=torch.float64)
         self.gradient = torch.zeros(num_frames, slots, dtype=torch.float64)
+        self.eliminated: Any = None
+        """What the kind of residual notes of its own unknowns, which are not in these equations."""
 
-    def add(self, chunk: slice, gram: Float[Tensor, "e C1 C1"]) -> None:
-        """Add a block of edges, given in the relative pose."""
+    def add(self, chunk: slice, gram: Float[Tensor, "e C1 C1"], cross: CrossGram | None = None) -> None:
+        """Add a block of edges, given in the relative pose, and what lies between them."""
         slots = self.unknowns.slots
         local = self.in_frames(chunk, gram)
         i, j = self._pairing.edges[chunk].unbind(-1)
         of_i, of_j = slice(0, slots), slice(slots, 2 * slots)
         self.diagonal.index_add_(0, i, local[:, of_i, of_i])
         self.diagonal.index_add_(0, j, local[:, of_j, of_j])
-        cross = torch.where((i < j)[:, None, None], local[:, of_i, of_j], local[:, of_j, of_i])
-        self.off_diagonal.index_add_(0, self._pairing.of_edge[chunk], cross)
+        upper = torch.where((i < j)[:, None, None], local[:, of_i, of_j], local[:, of_j, of_i])
+        self.off_diagonal.index_add_(0, self._pairing.of_edge[chunk], upper)
         self.gradient.index_add_(0, i, local[:, of_i, -1])
         self.gradient.index_add_(0, j, local[:, of_j, -1])
+        if cross is not None:
+            self._add_cross(cross)
+
+    def _add_cross(self, cross: CrossGram) -> None:
+        """Add what lies between edges: a block at every pair of their ends, and at its transpose."""
+        slots, local = self.unknowns.slots, self.cross_in_frames(cross)
+        first, second = self._pairing.edges[cross.first], self._pairing.edges[cross.second]
+        for row in range(2):
+            of_row = slice(row * slots, (row + 1) * slots)
+            self.gradient.index_add_(0, first[:, row], local[:, of_row, -1])
+            self.gradient.index_add_(0, second[:, row], local[:, -1, of_row])
+            for column in range(2):
+                of_column = slice(column * slots, (column + 1) * slots)
+                self._add_blocks(first[:, row], second[:, column], local[:, of_row, of_column])
+
+    def _add_blocks(self, row: Int[Tensor, " P"], column: Int[Tensor, " P"], block: Float[Tensor, "P D D"]) -> None:
+        """Add blocks and their transposes, which meet where row and column are the same frame."""
+        same = row == column
+        self.diagonal.index_add_(0, row[same], block[same] + block[same].mT)
+        row, column, block = row[~same], column[~same], block[~same]
+        upper = torch.where((row < column)[:, None, None], block, block.mT)
+        self.off_diagonal.index_add_(0, self._pairing.number(row, column), upper)
 
     @property
     def layout(self) -> BlockLayout:
@@ -133,7 +177,18 @@ class NormalEquations:
         frames = self._frames_from_edge(chunk)
         return frames @ gram @ frames.mT
 
-    def _frames_from_edge(self, chunk: slice) -> Float[Tensor, "e F C1"]:
+    def cross_in_frames(self, cross: CrossGram) -> Float[Tensor, "P F F"]:
+        """The same between edges: rows are the unknowns of the first edge's frames, columns of the second's."""
+        return self._frames_from_edge(cross.first) @ cross.gram @ self._frames_from_edge(cross.second).mT
+
+    def edge_step(self, step: Float[Tensor, " U"], chunk: slice) -> Float[Tensor, "e C"]:
+        """A step of the free unknowns in the columns of a block of edges."""
+        index = self.unknowns.index
+        slots = torch.where(index >= 0, step[index.clamp_min(0)], 0.0)
+        ends = slots[self._pairing.edges[chunk]].flatten(1)
+        return (ends[:, None] @ self._frames_from_edge(chunk)[:, :-1, :-1]).squeeze(1)
+
+    def _frames_from_edge(self, chunk: slice | Int[Tensor, " e"]) -> Float[Tensor, "e F C1"]:
         """Which slot of which frame moves which column of an edge: zeta = xi_j - Ad xi_i, the rest by selection."""
         slots, columns = self.unknowns.slots, self.unknowns.columns
         minus_adjoint_t = -adjoint(relative_poses(self.cameras, self._pairing.edges[chunk])).mT

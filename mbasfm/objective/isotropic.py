@@ -28,6 +28,7 @@ from mbasfm.objective.residual_kind import (
     NO_INTRINSICS,
     BlockLoss,
     GramSink,
+    WithoutLatents,
     frozen_loss,
     look_up,
     source_mass,
@@ -48,10 +49,11 @@ class FrozenIsotropic:
 
 
 @dataclass(frozen=True)
-class IsotropicForm:
+class IsotropicForm(WithoutLatents):
     """The paper's residual: one distribution over the graph (fine) or one per star (coarse)."""
 
     can_be_per_star: ClassVar[bool] = True
+    statistics_types: ClassVar[tuple[type, ...]] = ()
     samples: SampleSource
     num_frames: int
     binning: Binning
@@ -98,7 +100,9 @@ class IsotropicForm:
             gain = inside.sum() / (occupied.sum().clamp_min(1) * inside.clamp_min(1e-30)) * occupied
         return FrozenIsotropic(fit_weights(distribution, self.loss, dimension=2), gain)
 
-    def linearize(self, cameras: Cameras, frozen: FrozenIsotropic, columns: Columns, sink: GramSink) -> float:
+    def linearize(
+        self, cameras: Cameras, frozen: FrozenIsotropic, columns: Columns, sink: GramSink
+    ) -> tuple[float, None]:
         """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges."""
         total = torch.zeros((), dtype=torch.float64)
         for chunk, block in stream(cameras, self.samples, columns, self.share):
@@ -108,7 +112,7 @@ class IsotropicForm:
             weight = look_up(frozen.table, frozen.gain, index, group, block.raw.dtype) * block.weight
             sink(chunk, gram(isotropic_rows(block, parts, weight.sqrt_())))
         self.share.total(total)
-        return float(total)
+        return float(total), None
 
     def distribution(self, counts: Float[Tensor, "G T1"]) -> Distribution:
         """The distribution over the whole graph, for reports."""

@@ -2,10 +2,16 @@
 
 A form is a kind of residual on given samples. It measures residuals (histograms, and the loss under what was frozen
 before), freezes the loss that those histograms define, and linearises it. All three stream over blocks of edges.
+
+A kind may have latent unknowns of its own, each of one source frame. They are values inside what is frozen and inside
+statistics: ``start`` finds them from cameras alone, ``linearize`` eliminates them, ``back_substitute`` moves them with
+a step, ``measure`` takes them over into statistics, and ``freeze`` from there. A step that is refused leaves no trace.
+Between steps the solver may rescale the world, so latents are held without unit of length: an inverse depth as a
+multiple of what the depth correction of its frame makes of a raw depth.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -27,7 +33,28 @@ DEPTH_VOTES = 8.0
 Chosen on made-up scenes, checked on others (benchmarks/covariance.py): 8 and 20 give better poses than 64, and only
 with 8 the covariance holds the truth about as often as it says."""
 
-GramSink = Callable[[slice, Float[Tensor, "e C1 C1"]], None]
+
+@dataclass(frozen=True)
+class CrossGram:
+    """What eliminated unknowns leave between two different edges of one source frame, each pair of edges once."""
+
+    first: Int[Tensor, " P"]
+    second: Int[Tensor, " P"]
+    """Numbers of the edges, counted from the first of all."""
+    gram: Float[Tensor, "P C1 C1"]
+    """Columns and residual of the first by those of the second."""
+
+
+@runtime_checkable
+class GramSink(Protocol):
+    """Takes the normal equations of a block of edges."""
+
+    def __call__(self, chunk: slice, gram: Float[Tensor, "e C1 C1"], cross: CrossGram | None = None) -> None:
+        """Gram matrices of the edges and, where unknowns were eliminated, those between them."""
+
+
+EdgeStep = Callable[[slice], Float[Tensor, "e C"]]
+"""A step of the cameras in the columns of a block of edges."""
 BlockLoss = Callable[[Cameras, Samples, slice], tuple[Tensor, float]]
 """Of a block of edges: its part of the loss, differentiable, and the sum of its samples' scores."""
 
@@ -38,6 +65,8 @@ class Form(Protocol):
 
     can_be_per_star: ClassVar[bool]
     """Whether it can have one distribution per star."""
+    statistics_types: ClassVar[tuple[type, ...]]
+    """Classes that its statistics are made of besides tensors, so that a file of progress may hold them."""
 
     @staticmethod
     def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "Form":
@@ -57,9 +86,19 @@ class Form(Protocol):
     def freeze(self, statistics: Any) -> Any:
         """The loss that statistics define."""
 
-    def linearize(self, cameras: Cameras, frozen: Any, columns: Columns, sink: GramSink) -> float:
-        """Gram matrices of this process's edges into ``sink``; returns the loss of all."""
+    def linearize(self, cameras: Cameras, frozen: Any, columns: Columns, sink: GramSink) -> tuple[float, Any]:
+        """Gram matrices of this process's edges into ``sink``, without latents.
+
+        Returns the loss of all edges, and what back_substitute needs to know of the latents that were eliminated.
+        """
         ...
+
+    def coupled_frames(self) -> Int[Tensor, "P 2"]:
+        """Pairs of frames that eliminated latents couple, beside those that edges connect."""
+        ...
+
+    def back_substitute(self, frozen: Any, eliminated: Any, step: EdgeStep) -> Any:
+        """What is frozen, with latents moved along with a step of the cameras."""
 
     def distribution(self, statistics: Any) -> Distribution:
         """The residual distribution over the whole graph."""
@@ -85,6 +124,18 @@ class Form(Protocol):
     def chance_share(limit_px: float) -> float:
         """Share of wrong matches that agree by chance."""
         ...
+
+
+class WithoutLatents:
+    """The part of a form that has no unknowns of its own."""
+
+    def coupled_frames(self) -> Int[Tensor, "0 2"]:
+        """No pairs."""
+        return torch.empty(0, 2, dtype=torch.long)
+
+    def back_substitute(self, frozen: Any, eliminated: None, step: EdgeStep) -> Any:
+        """What is frozen, as it is."""
+        return frozen
 
 
 def source_mass(samples: SampleSource, num_frames: int) -> Float[Tensor, " N"]:

@@ -32,6 +32,7 @@ from mbasfm.objective.residual_kind import (
     NO_INTRINSICS,
     BlockLoss,
     GramSink,
+    WithoutLatents,
     frozen_loss,
     look_up,
     source_mass,
@@ -69,10 +70,11 @@ class FrozenSplit:
 
 
 @dataclass(frozen=True)
-class SplitForm:
+class SplitForm(WithoutLatents):
     """The residual split at the epipolar line, with a distribution for each part over the graph."""
 
     can_be_per_star: ClassVar[bool] = False
+    statistics_types: ClassVar[tuple[type, ...]] = (SplitStatistics, NoiseScale)
     samples: SampleSource
     num_frames: int
     binning: Binning
@@ -160,7 +162,7 @@ class SplitForm:
             gate,
         )
 
-    def linearize(self, cameras: Cameras, frozen: FrozenSplit, columns: Columns, sink: GramSink) -> float:
+    def linearize(self, cameras: Cameras, frozen: FrozenSplit, columns: Columns, sink: GramSink) -> tuple[float, None]:
         """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges.
 
         Notes spread and vote of each sample.
@@ -183,7 +185,7 @@ class SplitForm:
             root_along = (along_weight * block.weight).sqrt_()
             sink(chunk, gram(split_rows(block, parts, root_across, root_along)))
         self.share.total(total)
-        return float(total)
+        return float(total), None
 
     def distribution(self, statistics: SplitStatistics) -> Distribution:
         """The distribution of the across-part, for reports."""

@@ -18,8 +18,7 @@ from mbasfm.adjust.pose_priors import PosePriors
 from mbasfm.adjust.problem import Step
 from mbasfm.adjust.unknowns import PriorTerm
 from mbasfm.objective.edge_block import blocks
-from mbasfm.objective.reference import NoiseScale
-from mbasfm.objective.split import SplitStatistics
+from mbasfm.objective.registry import KINDS
 from mbasfm.runtime.distributed import from_main, is_main
 from mbasfm.sfm.sample_store import StoredSamples
 from mbasfm.types.cameras import Cameras, Intrinsics
@@ -38,10 +37,8 @@ CONTENT: list[Any] = [
     Intrinsics,
     PriorTerm,
     PosePriors,
-    SplitStatistics,
-    NoiseScale,
 ]
-"""All that a file may hold besides tensors and plain values; nothing else is loaded."""
+"""All that a file may hold besides tensors, plain values and statistics of residuals; nothing else is loaded."""
 torch.serialization.add_safe_globals(CONTENT)
 
 
@@ -72,7 +69,8 @@ class FileJournal:
         if self._path is None or not self._path.is_file():
             return None
         try:
-            digest, progress = torch.load(self._path, weights_only=True)
+            with torch.serialization.safe_globals(_statistics_types()):
+                digest, progress = torch.load(self._path, weights_only=True)
         except Exception:  # damaged in whatever way: as if there were none
             return None
         return progress if digest == self._own_digest() else None
@@ -86,6 +84,11 @@ class FileJournal:
                     digest.update(piece)
             self._digest = digest.hexdigest()
         return self._digest
+
+
+def _statistics_types() -> list[Any]:
+    """Classes that statistics of any kind of residual are made of."""
+    return [item for kind in KINDS.values() for item in kind.statistics_types]
 
 
 def _pieces(item: object) -> Iterable[bytes]:
