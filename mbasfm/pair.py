@@ -31,7 +31,8 @@ from mbasfm.matching.observe import Content, infer
 from mbasfm.runtime.progress import Watch
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.depth_fit import says_something
-from mbasfm.sfm.starting_intrinsics import Start, known_intrinsics
+from mbasfm.sfm.starting_intrinsics import GivenCameras, Start, known_intrinsics
+from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
 from mbasfm.types.samples import Samples
 
@@ -123,9 +124,11 @@ def two_view(
     )
     if photos[0].digest == photos[1].digest:
         raise InputError(f"{photos[0].name} and {photos[1].name} are the same photograph; give two")
+    given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
     content = infer(photos, replace(config, pairs="exhaustive"), Cache(None if cache is None else Path(cache)), watch)
     with watch.stage("pose") as facts:
-        found = _estimate(content, known_intrinsics(photos, config, content.depths), estimator, config.seed)
+        start = known_intrinsics(photos, given, config.intrinsics, config.lens, content.depths)
+        found = _estimate(content, start, estimator, config.seed)
         facts.update(matches=len(found.inliers), inliers=int(found.inliers.sum()))
     return found
 

@@ -22,7 +22,7 @@ from mbasfm.geometry.similarity import Similarity
 from mbasfm.io.images import find_photos
 from mbasfm.polish.colmap_mapper import HELD, Mapper, build_model, read_back
 from mbasfm.sfm.sampling import draw_samples
-from mbasfm.sfm.user_poses import read_given
+from mbasfm.sfm.user_files import read_given
 
 MOVE = Similarity.build(
     3.0,

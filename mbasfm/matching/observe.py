@@ -1,8 +1,7 @@
 """What the models find in the photographs: features, depth and matches, by one matcher or by several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 from mbasfm.config import Config
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
-from mbasfm.io.lists import read_pairs
 from mbasfm.matching.choose_pairs import Looks, choose_pairs, looks_ordered
 from mbasfm.matching.image_matching import chooser_of, drawn_key, match_as_images
 from mbasfm.matching.inference import (
@@ -41,6 +39,8 @@ MANY_FEATURES = 2000
 """A frame with so many has matches enough."""
 LONG_S = 120.0
 """Of a network on the CPU: worth a warning."""
+ChoosePairs = Callable[[Sequence[Features], Any], tuple[Int64[np.ndarray, "P 2"], str]]
+"""From features and their matcher to pairs, and a sentence that says why these."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
@@ -63,8 +63,14 @@ class Content:
         return torch.tensor([depth.is_disparity for depth in self.depths])
 
 
-def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch) -> Content:
-    """Run the models: features and depth of every photograph, matches of every pair that is worth it.
+def infer(
+    photos: tuple[Photo, ...],
+    config: Config,
+    cache: Cache,
+    watch: Watch,
+    given_pairs: Int64[np.ndarray, "P 2"] | None = None,
+) -> Content:
+    """Run the models: features and depth of every photograph, matches of every pair that is given or worth it.
 
     ``first+second`` matches with the first; photographs that found few matches get those of the second as well.
     """
@@ -75,11 +81,17 @@ def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch)
         estimates = estimate_depths(photos, depth_model, cache, config.min_depth_confidence)
         found = list(watch.each(estimates, len(photos), "depth"))
     depths = _with_flat(photos, found, watch)
-    content = _match(photos, depths, matchers[0], None, config, cache, watch)
+
+    def choose(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], str]:
+        if given_pairs is not None:
+            return given_pairs, f"from {config.pairs}"
+        return _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, watch))
+
+    content = _match(photos, depths, matchers[0], choose, config, cache, watch)
     for matcher in matchers[1:]:
         wanted = weak_frames(content)
         if wanted.any():
-            content = merge(content, _match(photos, depths, matcher, wanted, config, cache, watch))
+            content = merge(content, _match(photos, depths, matcher, for_sake_of(wanted, choose), config, cache, watch))
     return content
 
 
@@ -99,21 +111,19 @@ def _match(
     photos: tuple[Photo, ...],
     depths: list[DepthEstimate],
     matcher: Any,
-    wanted: Bool[np.ndarray, " N"] | None,
+    choose: ChoosePairs,
     config: Config,
     cache: Cache,
     watch: Watch,
 ) -> Content:
-    """Features and matches by one matcher, of all photographs or for the sake of some."""
+    """Features and matches by one matcher, of the pairs that are chosen."""
     chooser = chooser_of(matcher)
     with watch.stage("features") as facts:
         described = list(watch.each(describe_photos(photos, chooser, cache), len(photos), "features"))
         facts["mean"] = round(float(np.mean([len(item.features.pixels) for item in described])))
     features, colors = [item.features for item in described], [item.colors for item in described]
     with watch.stage("pairs") as facts:
-        pairs, why = _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, watch))
-        if wanted is not None:
-            pairs, why = pairs[wanted[pairs].any(1)], "those of photographs with few matches"
+        pairs, why = choose(features, chooser)
         facts.update(pairs=len(pairs), why=why)
     warn_if_pairs_are_slow(pairs, photos, matcher, cache, watch)
     with watch.stage("matching") as facts:
@@ -135,6 +145,16 @@ def _match(
         if len(item.pixels) < MANY_FEATURES and item.descriptors.shape[1]
     }
     return Content(photos, depths, keypoints, colors, pairs, matches, few)
+
+
+def for_sake_of(wanted: Bool[np.ndarray, " N"], choose: ChoosePairs) -> ChoosePairs:
+    """Choose of the same pairs those of wanted photographs."""
+
+    def choose_some(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], str]:
+        pairs, _ = choose(features, chooser)
+        return pairs[wanted[pairs].any(1)], "those of photographs with few matches"
+
+    return choose_some
 
 
 def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
@@ -215,8 +235,6 @@ def _choose_pairs(
     photos: Sequence[Photo], features: Sequence[Features], matcher: Any, config: Config, looks: Looks | None
 ) -> tuple[Int64[np.ndarray, "P 2"], str]:
     names = [photo.name for photo in photos]
-    if config.pairs not in PAIR_MODES:
-        return read_pairs(Path(config.pairs), names), f"from {config.pairs}"
     given = getattr(matcher, "pairs", lambda: None)()
     if given is not None:
         number = {name: index for index, name in enumerate(names)}

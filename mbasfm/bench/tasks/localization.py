@@ -32,7 +32,8 @@ from mbasfm.localization.match_queries import match_queries
 from mbasfm.localization.prepared_map import triangulate_map
 from mbasfm.localize import Map
 from mbasfm.runtime.progress import Watch
-from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
+from mbasfm.sfm.starting_intrinsics import GivenCameras, known_intrinsics, lenses_of
+from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Lens
 from mbasfm.types.photos import Photo
 
@@ -196,7 +197,8 @@ def run_classical(assignment: Assignment, triangulated: bool, threshold_px: floa
     """Points by triangulation or depth, the same features and matches as ours."""
     chart, watch, photos = assignment.load_map(), assignment.watch, assignment.photos
     prepared, config = chart.prepared, assignment.config.common()
-    lenses = lenses_of(known_intrinsics(photos, config).intrinsics)
+    given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
+    lenses = lenses_of(known_intrinsics(photos, given, config.intrinsics).intrinsics)
     unknown = [photo.name for photo, lens in zip(photos, lenses, strict=True) if not np.isfinite(lens.focal).all()]
     if unknown:
         raise InputError(f"{unknown[0]}: no intrinsics, which the classical pipeline needs; use intrinsics = known")
