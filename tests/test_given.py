@@ -82,11 +82,11 @@ def start_of(photos, config):
 
 def test_every_file_is_read_once(scene, tmp_path, monkeypatch):
     folder, _, truth = scene
-    path = write_poses(tmp_path / "start.json", truth)
+    path = write_poses(tmp_path / "start.json", truth, FOCAL)
     (tmp_path / "pairs.txt").write_text("".join(f"0_{n}.png 0_{n + 1}.png\n" for n in range(4)))
     photos, _ = find_photos(folder / "images")
     seen = []
-    for name in ("read_poses", "read_pairs"):
+    for name in ("read_poses", "read_pairs"):  # as they come
         real = getattr(user_files, name)
         monkeypatch.setattr(
             user_files, name, lambda file, *rest, real=real: seen.append(file.name) or real(file, *rest)
