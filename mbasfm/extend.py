@@ -118,8 +118,7 @@ def _cameras(prepared: PreparedMap, placement: Placement) -> Cameras:
     pose = torch.cat([old.cam_from_world, torch.from_numpy(np.stack(new))])
     lenses = [item.lens for item in placement.located]
     intrinsics = join_intrinsics(old.intrinsics, range(old.num_frames), lenses)
-    one = torch.ones(len(pose), dtype=torch.float64)
-    return Cameras(pose, intrinsics, one, torch.zeros_like(one), torch.zeros(len(pose), dtype=torch.bool))
+    return Cameras.with_depth_as_given(pose, intrinsics)
 
 
 def _new_views(

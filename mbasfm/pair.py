@@ -172,7 +172,7 @@ def _matched(content: Content) -> tuple[Float64[Tensor, "M 2"], Float64[Tensor, 
 def as_batch(pixels: Sequence[Tensor], intrinsics: Intrinsics) -> MatchBatch:
     """One pair as the estimators take it."""
     rays = [pixel_rays(points, intrinsics, torch.tensor(end)) for end, points in enumerate(pixels)]
-    focal = intrinsics.focal.mean(1) * REFERENCE_LONG_SIDE / intrinsics.sizes.amax(1)
+    focal = intrinsics.reference_focal
     is_match = (rays[0].isfinite() & rays[1].isfinite()).all(-1)  # beyond the range of a lens there are no rays
     return MatchBatch(rays[0].nan_to_num()[None], rays[1].nan_to_num()[None], is_match[None], focal[None])
 

@@ -92,9 +92,7 @@ def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> Pr
         indexes = _indexes(source.photos, load_models("matcher", config, watch), config, cache, watch)
         pixels = [np.concatenate([index.features[n].pixels for index in indexes]) for n in range(len(source.photos))]
         facts.update(photographs=len(source.photos), keypoints=sum(map(len, pixels)))
-    one = torch.ones(len(source.photos), dtype=torch.float64)
-    no_disparity = torch.zeros(len(source.photos), dtype=torch.bool)
-    cameras = Cameras(source.cam_from_world, source.intrinsics, one, torch.zeros_like(one), no_disparity)
+    cameras = Cameras.with_depth_as_given(source.cam_from_world, source.intrinsics)
     is_given = source.depth is not None and config.depth == "auto"
     with watch.stage("map depth") as facts:
         triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, watch)

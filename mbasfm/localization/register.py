@@ -128,9 +128,7 @@ def _extended(
     held = known.cameras
     intrinsics = join_intrinsics(held.intrinsics, range(held.num_frames), [item.lens for item in items])
     pose = torch.cat([held.cam_from_world, torch.from_numpy(np.stack(poses))])
-    one = torch.ones(len(pose), dtype=torch.float64)
-    cameras = Cameras(pose, intrinsics, one, torch.zeros_like(one), torch.zeros(len(pose), dtype=torch.bool))
-    return Known(cameras, [*known.keypoints, *(item.keypoints for item in seen)])
+    return Known(Cameras.with_depth_as_given(pose, intrinsics), [*known.keypoints, *(item.keypoints for item in seen)])
 
 
 def _register(known: Known, unknowns: Sequence[Unknown], links: Links, settings: Settings) -> list[Registered]:
@@ -219,10 +217,8 @@ class _Problem:
     def _cameras(self) -> Cameras:
         held = self._known.cameras
         poses = [held.cam_from_world[self._frames], torch.from_numpy(np.stack(self._starts))]
-        count = len(self._frames) + len(self._items)
-        one = torch.ones(count, dtype=torch.float64)
         intrinsics = join_intrinsics(held.intrinsics, self._frames, [item.lens for item in self._items])
-        return Cameras(torch.cat(poses), intrinsics, one, torch.zeros_like(one), torch.zeros(count, dtype=torch.bool))
+        return Cameras.with_depth_as_given(torch.cat(poses), intrinsics)
 
     def _agreeing(self, item: Unknown, pose: np.ndarray) -> dict[int, Int64[np.ndarray, "_ 2"]]:
         """Matches (map's keypoint, query's keypoint) that the start agrees with, by frame."""

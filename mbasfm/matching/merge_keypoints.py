@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from scipy.spatial import cKDTree
 
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE
+
 CELL_PX = 1.0
 """Width of a cell, at a long side of 1024: about as exact as such matchers are."""
-REFERENCE_LONG_SIDE = 1024
 
 
 @dataclass(frozen=True)

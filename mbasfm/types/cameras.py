@@ -46,6 +46,11 @@ class Intrinsics:
         return torch.zeros(len(self.focal), dtype=torch.bool) if self.is_fisheye is None else self.is_fisheye
 
     @property
+    def reference_focal(self) -> Float[Tensor, " N"]:
+        """Mean focal length of every frame [px at a long side of 1024]."""
+        return self.focal.mean(-1) * REFERENCE_LONG_SIDE / self.sizes.amax(-1)
+
+    @property
     def is_straight(self) -> bool:
         """Whether no lens bends anything."""
         return not bool(self.distortion.any() or self.fisheye.any())
@@ -81,6 +86,17 @@ class Cameras:
     def num_frames(self) -> int:
         """N."""
         return self.cam_from_world.shape[0]
+
+    @staticmethod
+    def with_depth_as_given(
+        cam_from_world: Float[Tensor, "N 3 4"],
+        intrinsics: Intrinsics,
+        is_disparity: Bool[Tensor, " N"] | None = None,
+    ) -> "Cameras":
+        """Cameras whose depth is not corrected; it is depth unless said otherwise."""
+        one = torch.ones(len(cam_from_world), dtype=torch.float64)
+        kind = torch.zeros(len(one), dtype=torch.bool) if is_disparity is None else is_disparity
+        return Cameras(cam_from_world, intrinsics, one, torch.zeros_like(one), kind)
 
 
 @dataclass(frozen=True)
