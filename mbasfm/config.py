@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from mbasfm.adjust.stage import COARSE, FINE, SPLIT_STAGES, Loss, Stage, annealed, with_loss
 from mbasfm.errors import ConfigError
@@ -147,6 +147,43 @@ class LocalizeConfig(Common):
         super().__post_init__()
         if min(self.map_neighbours, self.query_neighbours + 1) < 1:
             raise ConfigError("map_neighbours must be positive, and query_neighbours not negative")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings that belong together: a table in files, a heading in the help."""
+
+    name: str
+    about: str
+    """One sentence, for the help."""
+    settings: tuple[str, ...]
+
+
+GROUPS = (
+    Group("models", "The networks, and where they are.", ("depth", "matcher", "weights", "models_path")),
+    Group("cameras", "What is known about the cameras.", ("intrinsics", "cameras", "focal", "lens")),
+    Group("poses", "What is known about the poses.", ("init", "priors", "prior_sigma_m", "prior_sigma_deg")),
+    Group(
+        "matching",
+        "What is matched with what, and which matches count.",
+        ("masks", "pairs", "map_neighbours", "query_neighbours", "max_error_px")
+        + ("min_covisibility", "min_confidence", "min_depth_confidence"),
+    ),
+    Group(
+        "adjustment",
+        "How matches and depth become poses.",
+        ("samples_per_edge", "seed", "independent", "tree", "objective", "loss", "stages", "solver", "adam_steps")
+        + ("max_memory_gb", "polish", "tracks_per_frame"),
+    ),
+    Group("output", "How the result is presented.", ("align",)),
+)
+"""Every setting of a reconstruction or a re-localization is in one of them."""
+
+
+def grouped(config: Common) -> dict[Group, dict[str, Any]]:
+    """All settings by group; groups of which the configuration has none are left out."""
+    values = {group: {name: vars(config)[name] for name in group.settings if name in vars(config)} for group in GROUPS}
+    return {group: settings for group, settings in values.items() if settings}
 
 
 def _check_count(name: str, count: int) -> None:
