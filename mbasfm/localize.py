@@ -55,7 +55,7 @@ class Map:
         config, watch = config or LocalizeConfig(), watch or Watch()
         source = read_map(Path(folder), names)
         store = Cache(_writable(Path(cache) if cache is not None else Path(folder) / CACHE_FOLDER))
-        return Map(prepare(source, config.common(), store, watch), config, store)
+        return Map(prepare(source, config, store, watch), config, store)
 
     def localize(self, image: Path | str | RGB) -> Located:
         """Pose of one photograph, a file or upright pixels."""

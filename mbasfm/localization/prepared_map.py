@@ -15,7 +15,7 @@ import pycolmap
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from mbasfm.config import Config
+from mbasfm.config import Common
 from mbasfm.errors import InputError
 from mbasfm.geometry.camera import unproject
 from mbasfm.geometry.epipolar import line_distances_px
@@ -86,7 +86,7 @@ class PreparedMap:
         return len(self.photos)
 
 
-def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> PreparedMap:
+def prepare(source: MapSource, config: Common, cache: Cache, watch: Watch) -> PreparedMap:
     """Features of all matchers, retrieval vectors, depth; what is in the cache is not computed again."""
     with watch.stage("map features") as facts:
         indexes = _indexes(source.photos, load_models("matcher", config, watch), config, cache, watch)
@@ -114,7 +114,7 @@ def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> Pr
 
 
 def _indexes(
-    photos: Sequence[Photo], matchers: Sequence[Any], config: Config, cache: Cache, watch: Watch
+    photos: Sequence[Photo], matchers: Sequence[Any], config: Common, cache: Cache, watch: Watch
 ) -> tuple[Index, ...]:
     found: list[Index] = []
     offset = [0] * len(photos)
@@ -162,7 +162,7 @@ def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
 
 
 def _model_depths(
-    source: MapSource, triangulated: Sequence[Float64[np.ndarray, " _"]], config: Config, cache: Cache, watch: Watch
+    source: MapSource, triangulated: Sequence[Float64[np.ndarray, " _"]], config: Common, cache: Cache, watch: Watch
 ) -> list[DepthEstimate]:
     """A model's maps of the photographs that have enough points to fit one to, but not so many as to do without."""
     (model,) = load_models("depth", config, watch)
@@ -212,7 +212,7 @@ def _filled(raw: Float32[np.ndarray, " A"], known: Float64[np.ndarray, " B"]) ->
 
 
 def _triangulated_depths(
-    source: MapSource, cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
+    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
 ) -> list[Float64[np.ndarray, " _"]]:
     """Depth of the first matcher's keypoints that known poses triangulate; NaN for the others."""
     sizes = [len(item.pixels) for item in index.features]
@@ -229,7 +229,7 @@ def _triangulated_depths(
 
 
 def triangulate_map(
-    source: MapSource, cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
+    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
 ) -> pycolmap.Reconstruction:
     """A model with the points that known poses triangulate from a matcher's matches; image ids are frames plus one."""
     views = map_views(source.photos, cameras, index, config, cache, watch)
@@ -239,7 +239,7 @@ def triangulate_map(
 
 
 def map_views(
-    photos: Sequence[Photo], cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
+    photos: Sequence[Photo], cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
 ) -> list[TwoView]:
     """Pairs of the map's photographs that look alike, with the matches that agree with their poses."""
     if index.found is None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
-from mbasfm.config import Config
+from mbasfm.config import Common, Config
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
 from mbasfm.matching.choose_pairs import Looks, choose_pairs, looks_ordered
@@ -182,7 +182,7 @@ def merge(first: Content, second: Content) -> Content:
     )
 
 
-def load_models(kind: Kind, config: Config, watch: Watch) -> list[Any]:
+def load_models(kind: Kind, config: Common, watch: Watch) -> list[Any]:
     """The models that a setting stands for, joined by + if there are several."""
     spec: str = getattr(config, kind)
     with looking_in(config.weights, config.models_path):
@@ -217,7 +217,7 @@ def _announce(what: str, each_s: float, count: int, things: str, watch: Watch) -
         )
 
 
-def looks_of(photos: Sequence[Photo], config: Config, cache: Cache, watch: Watch) -> Looks | None:
+def looks_of(photos: Sequence[Photo], config: Common, cache: Cache, watch: Watch) -> Looks | None:
     """How photographs are compared by a network, if its weights are on this machine."""
     with looking_in(config.weights, config.models_path):
         folder = Dinov2.find()

@@ -196,7 +196,7 @@ def run_resident(assignment: Assignment) -> Found:
 def run_classical(assignment: Assignment, triangulated: bool, threshold_px: float) -> Found:
     """Points by triangulation or depth, the same features and matches as ours."""
     chart, watch, photos = assignment.load_map(), assignment.watch, assignment.photos
-    prepared, config = chart.prepared, assignment.config.common()
+    prepared, config = chart.prepared, assignment.config
     given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
     lenses = lenses_of(known_intrinsics(photos, given, config.intrinsics).intrinsics)
     unknown = [photo.name for photo, lens in zip(photos, lenses, strict=True) if not np.isfinite(lens.focal).all()]
