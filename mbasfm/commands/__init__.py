@@ -1,1 +1,1 @@
-"""Subcommands of ``mba``: frozen options each, with a ``run`` that returns the exit code."""
+"""Subcommands of ``mba``: frozen options, and ``run``, which returns the exit code."""

@@ -18,11 +18,11 @@ else:
 
 
 LARGEST = 1e300
-"""Whole numbers may be larger than what a float holds."""
+"""Bound of accepted numbers: an integer may be larger than any float."""
 
 
 def read_config(path: Path, base: Config) -> Config:
-    """The base with what the file says; unknown keys and values of the wrong type are refused."""
+    """The base changed by the file's settings; unknown keys and values of the wrong type are refused."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -41,7 +41,7 @@ def read_config(path: Path, base: Config) -> Config:
 
 
 def write_config(path: Path, config: Config) -> None:
-    """Every setting, one per line; those that are not set are left out."""
+    """Write every setting that has a value, one per line."""
     # JSON's strings, numbers and truth values are written as in TOML.
     lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(config).items() if value is not None]
     write_text(path, "\n".join(lines) + "\n")
@@ -59,7 +59,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _as(value: Any, kind: Any) -> Any:
-    """Whole numbers stand for real ones too."""
+    """Value as the kind of a setting; integers are accepted for floats."""
     wants_float = kind is float or float in get_args(kind)
     return float(value) if wants_float and isinstance(value, int) else value
 
