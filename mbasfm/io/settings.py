@@ -99,7 +99,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _as(value: Any, kind: Any) -> Any:
-    """Whole numbers stand for real ones too."""
+    """Value as the kind of a setting; integers are accepted for floats."""
     wants_float = kind is float or float in get_args(kind)
     return float(value) if wants_float and isinstance(value, int) else value
 

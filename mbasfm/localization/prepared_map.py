@@ -38,51 +38,51 @@ from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.photos import DepthEstimate, Features, Photo
 
 EXHAUSTIVE_UP_TO, NUM_NEIGHBOURS = 25, 20
-"""Pairs of map photographs that are matched to triangulate points: all of few, else those that look most alike."""
+"""Pairs of the map to triangulate from: all up to the first number, else the second number of most similar ones."""
 POSE_SLACK = 2.0
-"""Known poses are not exact: matches may lie that much further from their epipolar line than usual."""
+"""Factor on the distance from epipolar lines that matches may have, as known poses are not exact."""
 MIN_MATCHES = 12
 MANY_POINTS = 30
-"""A photograph with so many triangulated points needs no depth network, which errs far more."""
+"""Number of triangulated points from which a photograph needs no depth network, which errs far more."""
 NO_DEPTH = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=False)
 
 
 @dataclass(frozen=True)
 class Index:
-    """What one matcher keeps of the map."""
+    """Features of the map by one matcher."""
 
     matcher: Matcher | ImageMatcher
     chooser: Matcher
-    """Whose features say which photographs look alike."""
+    """Matcher whose features tell which photographs look alike."""
     features: list[Features]
     usable: list[Bool[np.ndarray, " _"]]
-    """Keypoints that no mask says to ignore."""
+    """Which keypoints are not masked."""
     offset: list[int]
-    """Number of a frame's first keypoint of this matcher among those of all."""
+    """Index of a frame's first keypoint of this matcher among those of all matchers."""
     words: Float32[np.ndarray, "W C"]
     vectors: Float32[np.ndarray, "M D"]
     pairs: Int64[np.ndarray, "P 2"]
-    """Photographs of the map that look alike."""
+    """Pairs of photographs of the map that look alike."""
     found: list[Indices] | None = None
-    """Matches of these pairs, where features follow from them."""
+    """Matches of these pairs, if features follow from them."""
 
 
 @dataclass(frozen=True)
 class PreparedMap:
-    """All that localization needs to know of a map."""
+    """Everything that localization needs of a map."""
 
     photos: tuple[Photo, ...]
     cameras: Cameras
-    """Depth corrections are one and zero: depth is in the world's unit already."""
+    """Cameras with depth corrections one and zero: depth is in the world's unit already."""
     keypoints: list[Keypoints]
-    """Of all matchers, one after the other."""
+    """Keypoints of all matchers, one after the other."""
     points: list[Float64[np.ndarray, "_ 3"]]
-    """What the keypoints show, in the world; NaN where depth says nothing."""
+    """World points of the keypoints; NaN where depth is unknown."""
     indexes: tuple[Index, ...]
 
     @property
     def num_frames(self) -> int:
-        """M."""
+        """Number of photographs of the map, M."""
         return len(self.photos)
 
 
@@ -154,7 +154,7 @@ def _digest_of(photos: Sequence[Photo]) -> str:
 
 
 def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
-    """Maps from files; a photograph without one has depth nowhere."""
+    """Depth maps from files; NaN everywhere for a photograph without one."""
     model = FilesDepth(str(source.depth))
     there = [photo for photo in source.photos if model.find(photo.name) is not None]
     found = dict(zip((photo.name for photo in there), depths_of(there, model, cache), strict=True))
@@ -177,7 +177,7 @@ def _model_depths(
 
 
 def depths_of(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate]:
-    """Depth of every photograph; one that cannot be had is an error."""
+    """Depth of every photograph; raises the error of the first that fails."""
     for found in estimate_depths(photos, model, cache):
         if isinstance(found, InputError):
             raise found
@@ -205,7 +205,7 @@ def aligned(
 
 
 def _filled(raw: Float32[np.ndarray, " A"], known: Float64[np.ndarray, " B"]) -> Float32[np.ndarray, " A"]:
-    """A sensor's depth, and that of triangulated points where the sensor says nothing."""
+    """Sensor depth, with that of triangulated points where it is unknown."""
     depth = raw.copy()
     depth[: len(known)] = np.where(np.isfinite(raw[: len(known)]), raw[: len(known)], known)
     return depth

@@ -1,4 +1,4 @@
-"""What the models find in the photographs: features, depth and matches, by one matcher or by several."""
+"""Observations of the photographs: features, depth and matches, by one matcher or by several."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,19 +34,19 @@ from mbasfm.types.pairs import Keypoints
 from mbasfm.types.photos import DepthEstimate, Features, Photo
 
 MANY_MATCHES = 100
-"""A frame with two such pairs needs no second matcher."""
+"""Matches of a strong pair; a frame with two such pairs needs no second matcher."""
 MANY_FEATURES = 2000
-"""A frame with so many has matches enough."""
+"""Number of features from which a frame has matches enough."""
 LONG_S = 120.0
-"""Of a network on the CPU: worth a warning."""
+"""Expected seconds of a network on the CPU that are worth a warning."""
 ChoosePairs = Callable[[Sequence[Features], Any], tuple[Int64[np.ndarray, "P 2"], str]]
-"""From features and their matcher to pairs, and a sentence that says why these."""
+"""Function from features and their matcher to pairs, and a sentence on why these."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
 @dataclass(frozen=True)
 class Content:
-    """What the models found in the photographs."""
+    """Everything that the models found in the photographs."""
 
     photos: tuple[Photo, ...]
     depths: list[DepthEstimate]
@@ -55,7 +55,7 @@ class Content:
     pairs: Int64[np.ndarray, "P 2"]
     matches: list[Int64[np.ndarray, "_ 2"]]
     descriptors: dict[int, Float32[np.ndarray, "_ C"]] = field(default_factory=dict)
-    """Of the first matcher, for frames in which it found few features: each of their matches is worth looking for."""
+    """Descriptors by the first matcher, for frames with few features: each of their matches is worth looking for."""
 
     @property
     def is_disparity(self) -> Bool[torch.Tensor, " N"]:
@@ -98,12 +98,12 @@ def infer(
 def _with_flat(
     photos: Sequence[Photo], found: Sequence[DepthEstimate | InputError], watch: Watch
 ) -> list[DepthEstimate]:
-    """Photographs without usable depth go on without it, as long as there are others that have some."""
+    """Depth of all photographs, flat where a model failed; raises the error if it failed for all."""
     wrong = {photo.name: item for photo, item in zip(photos, found, strict=True) if isinstance(item, InputError)}
     if wrong and len(wrong) == len(photos):
         raise next(iter(wrong.values()))
     for name, error in wrong.items():
-        watch.say(f"{name} goes on without depth: {error}")
+        watch.say(f"{name}: continuing without depth ({error})")
     return [flat_depth() if isinstance(item, InputError) else item for item in found]
 
 
@@ -148,7 +148,7 @@ def _match(
 
 
 def for_sake_of(wanted: Bool[np.ndarray, " N"], choose: ChoosePairs) -> ChoosePairs:
-    """Choose of the same pairs those of wanted photographs."""
+    """Restrict a choice of pairs to those with a wanted photograph."""
 
     def choose_some(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], str]:
         pairs, _ = choose(features, chooser)
@@ -158,14 +158,14 @@ def for_sake_of(wanted: Bool[np.ndarray, " N"], choose: ChoosePairs) -> ChoosePa
 
 
 def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
-    """Frames that do not have two pairs (of two photographs: one) with many matches, which would hold them in place."""
+    """Frames without two pairs with many matches (of two photographs: one), which would hold them in place."""
     strong = content.pairs[[len(matches) >= MANY_MATCHES for matches in content.matches]]
     enough = min(2, len(content.photos) - 1)
     return np.bincount(strong.ravel(), minlength=len(content.photos)) < enough
 
 
 def merge(first: Content, second: Content) -> Content:
-    """Keypoints of both, one after the other; pairs that both have hold the matches of both."""
+    """Keypoints of both, one after the other; pairs in both have the matches of both."""
     offset = [len(points.pixels) for points in first.keypoints]
     matches = {(i, j): [found] for (i, j), found in zip(first.pairs.tolist(), first.matches, strict=True)}
     for (i, j), found in zip(second.pairs.tolist(), second.matches, strict=True):
@@ -193,7 +193,7 @@ def load_models(kind: Kind, config: Common, watch: Watch) -> list[Any]:
 
 
 def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch) -> None:
-    """Say how long a large network will take on the CPU, before it begins."""
+    """Tell the user how long a large network will take on the CPU, before it starts."""
     if hasattr(model, "cpu_seconds"):
         left = sum(not cache.has(depth_key(photo, model)) for photo in photos)
         _announce(f"Depth from {model.name}", model.cpu_seconds, left, "photographs", watch)
@@ -202,7 +202,7 @@ def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch
 def warn_if_pairs_are_slow(
     pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: Any, cache: Cache, watch: Watch
 ) -> None:
-    """The same of a network that matches."""
+    """Tell the user how long a network will take to match on the CPU, before it starts."""
     if hasattr(matcher, "cpu_seconds"):
         key = drawn_key if isinstance(matcher, ImageMatcher) else match_key
         left = sum(not cache.has(key(matcher, photos[i], photos[j])) for i, j in pairs.tolist())
