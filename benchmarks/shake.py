@@ -34,7 +34,7 @@ from mbasfm.runtime.progress import Watch
 from mbasfm.sfm.components import finish
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.sample_budget import within_budget
-from mbasfm.sfm.user_poses import read_given
+from mbasfm.sfm.user_files import read_given
 from mbasfm.types.pairs import Keypoints
 
 MOVED_PX = 1e-4
@@ -156,7 +156,7 @@ def _run(content: Content, case: Case) -> Draw:
     """The stages after matching, as `reconstruct` runs them."""
     config, watch = case.config, Watch()
     given = read_given(content.photos, config)
-    start, verified = verify_pairs(content, config, Cache(None), watch)
+    start, verified = verify_pairs(content, given.cameras, config, Cache(None), watch)
     views = build_graph(content, start, verified, config, watch)
     views, stock = within_budget(views, len(content.photos), config, None, watch)
     placed = place(content, start, views, given, config, watch, stock)

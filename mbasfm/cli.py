@@ -17,11 +17,12 @@ from mbasfm.commands.eval import Eval
 from mbasfm.commands.export import Export
 from mbasfm.commands.localize import Localize
 from mbasfm.commands.models import Models
+from mbasfm.commands.options import options
 from mbasfm.commands.pair import Pair
 from mbasfm.commands.report import Report
-from mbasfm.commands.sfm import BASE, CONFIG_NAME, Sfm
+from mbasfm.commands.sfm import CONFIG_NAME, Sfm
 from mbasfm.commands.view import View
-from mbasfm.config import PRESETS, Config
+from mbasfm.config import PRESETS, Config, LocalizeConfig
 from mbasfm.errors import ConfigError, MBAError
 from mbasfm.io.settings import read_config
 
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # of metadata that it leaves out
     try:
-        return int(_parse(arguments).run())
+        return int(parse(arguments).run())
     except MBAError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_ERROR
@@ -62,13 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
 
 
-def _parse(arguments: list[str]) -> Any:
+def parse(arguments: list[str]) -> Any:
     """The chosen subcommand. Presets and files of settings come first: they are the defaults of all other options."""
-    BASE.set(_base_settings(arguments))
     choices: Any = reduce(
         operator.or_, (Annotated[command, tyro.conf.subcommand(name)] for name, command in COMMANDS.items())
     )
-    return tyro.cli(choices, prog="mba", description=DESCRIPTION, args=arguments)
+    with options(_base_settings(arguments), LocalizeConfig()):
+        return tyro.cli(choices, prog="mba", description=DESCRIPTION, args=arguments)
 
 
 def _base_settings(arguments: Sequence[str]) -> Config:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mbasfm.config import Config, LocalizeConfig
+from mbasfm.config import Config, localizing
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
@@ -52,9 +52,6 @@ def extend(
     watch, folder = watch or Watch(), output / "cache" if cache is None else cache
     found, skipped = find_photos(photos)
     found = with_masks(found, None if config.masks is None else Path(config.masks))
-    same = ("matcher", "weights", "models_path", "intrinsics", "cameras", "focal", "masks")
-    settings = LocalizeConfig(**{name: getattr(config, name) for name in same})
-    settings = replace(settings, max_error_px=config.max_error_px, seed=config.seed)
     source = read_map(scene)
     everything = (*source.photos, *found)
     _refuse_doubles(source, found)
@@ -62,7 +59,7 @@ def extend(
         raise InputError(f"{scene} stays as it is; choose another --output for the larger scene")
     refuse_overwriting(output, everything, config)
     check_room(output, everything)
-    chart = Map.load(scene, settings, folder, watch=watch)
+    chart = Map.load(scene, localizing(config), folder, watch=watch)
     placement = chart.place(found, chart.cache, watch)
     result, content, views = _join(chart, placement, everything, config, watch)
     content = replace(content, depths=_depths(source, found, config, chart.cache, watch))
@@ -118,8 +115,7 @@ def _cameras(prepared: PreparedMap, placement: Placement) -> Cameras:
     pose = torch.cat([old.cam_from_world, torch.from_numpy(np.stack(new))])
     lenses = [item.lens for item in placement.located]
     intrinsics = join_intrinsics(old.intrinsics, range(old.num_frames), lenses)
-    one = torch.ones(len(pose), dtype=torch.float64)
-    return Cameras(pose, intrinsics, one, torch.zeros_like(one), torch.zeros(len(pose), dtype=torch.bool))
+    return Cameras.with_depth_as_given(pose, intrinsics)
 
 
 def _new_views(

@@ -21,7 +21,8 @@ from mbasfm.localization.result import Localization, Located
 from mbasfm.localization.starts import unknown_of, with_focals
 from mbasfm.runtime.progress import Watch
 from mbasfm.runtime.threads import one_core
-from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
+from mbasfm.sfm.starting_intrinsics import GivenCameras, known_intrinsics, lenses_of
+from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Lens
 from mbasfm.types.photos import Photo
 
@@ -54,7 +55,7 @@ class Map:
         config, watch = config or LocalizeConfig(), watch or Watch()
         source = read_map(Path(folder), names)
         store = Cache(_writable(Path(cache) if cache is not None else Path(folder) / CACHE_FOLDER))
-        return Map(prepare(source, config.common(), store, watch), config, store)
+        return Map(prepare(source, config, store, watch), config, store)
 
     def localize(self, image: Path | str | RGB) -> Located:
         """Pose of one photograph, a file or upright pixels."""
@@ -171,7 +172,8 @@ def _read_one(path: Path) -> tuple[Photo, ...]:
 
 def _lenses(photos: Sequence[Photo], config: LocalizeConfig) -> tuple[list[Lens], list[bool]]:
     """Lenses, with NaN where the focal length is not known, and whether the user gave them."""
-    start = known_intrinsics(photos, config.common())
+    given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
+    start = known_intrinsics(photos, given, config.intrinsics)
     if bool(start.intrinsics.fisheye.any()):
         raise InputError("fisheye lenses cannot be localized; undistort the photographs first")
     return lenses_of(start.intrinsics), start.is_known.tolist()

@@ -31,7 +31,8 @@ from mbasfm.matching.observe import Content, infer
 from mbasfm.runtime.progress import Watch
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.depth_fit import says_something
-from mbasfm.sfm.starting_intrinsics import Start, known_intrinsics
+from mbasfm.sfm.starting_intrinsics import GivenCameras, Start, known_intrinsics
+from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
 from mbasfm.types.samples import Samples
 
@@ -123,9 +124,11 @@ def two_view(
     )
     if photos[0].digest == photos[1].digest:
         raise InputError(f"{photos[0].name} and {photos[1].name} are the same photograph; give two")
+    given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
     content = infer(photos, replace(config, pairs="exhaustive"), Cache(None if cache is None else Path(cache)), watch)
     with watch.stage("pose") as facts:
-        found = _estimate(content, known_intrinsics(photos, config, content.depths), estimator, config.seed)
+        start = known_intrinsics(photos, given, config.intrinsics, config.lens, content.depths)
+        found = _estimate(content, start, estimator, config.seed)
         facts.update(matches=len(found.inliers), inliers=int(found.inliers.sum()))
     return found
 
@@ -169,7 +172,7 @@ def _matched(content: Content) -> tuple[Float64[Tensor, "M 2"], Float64[Tensor, 
 def as_batch(pixels: Sequence[Tensor], intrinsics: Intrinsics) -> MatchBatch:
     """One pair as the estimators take it."""
     rays = [pixel_rays(points, intrinsics, torch.tensor(end)) for end, points in enumerate(pixels)]
-    focal = intrinsics.focal.mean(1) * REFERENCE_LONG_SIDE / intrinsics.sizes.amax(1)
+    focal = intrinsics.reference_focal
     is_match = (rays[0].isfinite() & rays[1].isfinite()).all(-1)  # beyond the range of a lens there are no rays
     return MatchBatch(rays[0].nan_to_num()[None], rays[1].nan_to_num()[None], is_match[None], focal[None])
 

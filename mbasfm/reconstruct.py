@@ -11,10 +11,9 @@ from mbasfm.config import BENT, Config, stages_of
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
-from mbasfm.io.lists import read_pairs
 from mbasfm.io.masks import with_masks
 from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video
-from mbasfm.matching.observe import PAIR_MODES, Content, infer
+from mbasfm.matching.observe import Content, infer
 from mbasfm.polish.repetition_check import drop_contradictions
 from mbasfm.report.page_data import write_report
 from mbasfm.report.record import record
@@ -33,8 +32,8 @@ from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.sample_budget import Stock, within_budget
 from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
 from mbasfm.sfm.start.initialize import initialize_cameras
-from mbasfm.sfm.starting_intrinsics import Start, known_intrinsics
-from mbasfm.sfm.user_poses import Given, read_given
+from mbasfm.sfm.starting_intrinsics import Start
+from mbasfm.sfm.user_files import Given, read_given
 from mbasfm.types.cameras import Cameras, Fixed
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import Photo
@@ -98,21 +97,13 @@ def solve(
     if output is not None:
         refuse_overwriting(Path(output), found, config)
         check_room(Path(output), found)
-    check_given(found, config)
     given = read_given(found, config)
-    content = infer(found, config, store, watch)
-    start, verified = verify_pairs(content, config, store, watch)
+    content = infer(found, config, store, watch, given.pairs)
+    start, verified = verify_pairs(content, given.cameras, config, store, watch)
     views = build_graph(content, start, verified, config, watch)
     views, stock = within_budget(views, len(found), config, folder, watch)
     placed = place(content, start, views, given, config, watch, stock)
     return Solved(source, skipped, given, content, start, verified, views, placed)
-
-
-def check_given(photos: Sequence[Photo], config: Config) -> None:
-    """Read files that are needed late now: what is wrong with them should not be said after hours of work."""
-    known_intrinsics(photos, config)
-    if config.pairs not in PAIR_MODES:
-        read_pairs(Path(config.pairs), [photo.name for photo in photos])
 
 
 def _cache_folder(output: Path | str | None, cache: Path | str | None) -> Path | None:

@@ -218,9 +218,7 @@ def test_what_is_wrong_with_an_images_file(tmp_path):
     with pytest.raises(InputError, match="images.txt, line 2: not 'IMAGE_ID"):
         read_calibration(path, [photo("1.jpg")])
     images.write_text("1 1 0 0 0 0 0 0 1 old.jpg\n\n")
-    with pytest.raises(
-        InputError, match="none of the photographs is in it; it speaks of old.jpg, a photograph is 1.jpg"
-    ):
+    with pytest.raises(InputError, match="none of the photographs is in it; it lists old.jpg, a photograph is 1.jpg"):
         read_calibration(path, [photo("1.jpg")])
 
 
@@ -253,7 +251,7 @@ def test_what_is_wrong_with_a_binary_file(tmp_path):
         ({"fx": 600, "model": "FOV"}, "model 'FOV' is none of OPENCV, OPENCV_FISHEYE"),
         ({"focal": 1200, "cx": 900, "cy": 700}, r"principal point \(900, 700\) is outside .*width and height"),
         ({"images": [1]}, '"images" must map names'),
-        ({"images": {}}, "none of the photographs is in it; it speaks of none"),
+        ({"images": {}}, "none of the photographs is in it; it lists none"),
         ({"images": {"1.jpg": {"K": [1, 2, 3]}}}, "1.jpg: K must be four numbers"),
     ],
 )

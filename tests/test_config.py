@@ -1,10 +1,12 @@
-"""Which stages of adjustment a configuration means."""
+"""What settings mean, what they refuse, and how two kinds of them share theirs."""
+
+from dataclasses import fields
 
 import pytest
 
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import COARSE, FINE, SPLIT_STAGES, with_loss
-from mbasfm.config import Config, stages_of
+from mbasfm.config import Common, Config, LocalizeConfig, localizing, stages_of
 from mbasfm.errors import ConfigError
 from mbasfm.synthetic.cameras import perturb
 
@@ -33,3 +35,49 @@ def test_no_stage_leaves_the_start_as_it_is(noisy_problem):
         result = adjust(start, noisy_problem.samples, stages)
         assert not result.steps
         assert (result.cameras.cam_from_world == start.cam_from_world).all()
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# What reconstruction and localization share
+
+CHANGED = {
+    "depth": "flat",
+    "matcher": "sift",
+    "weights": "w",
+    "models_path": "m",
+    "intrinsics": "per-image",
+    "focal": 700.0,
+    "masks": "black",
+    "max_error_px": 2.0,
+    "samples_per_edge": 50,
+    "seed": 3,
+}
+"""Another value of every setting that both have, but for cameras, which exclude a focal length."""
+
+
+@pytest.mark.parametrize("kind", [Config, LocalizeConfig])
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"focal": 700.0, "cameras": "a.txt"}, "not both"),
+        ({"focal": -1.0}, "focal must be positive"),
+        ({"focal": float("nan")}, "focal must be positive"),
+        ({"max_error_px": 0.0}, "max_error_px must be positive"),
+        ({"samples_per_edge": 0}, "samples_per_edge must be from 1"),
+        ({"samples_per_edge": 10**7}, "samples_per_edge must be from 1"),
+        ({"seed": -1}, "seed must be a whole number"),
+    ],
+)
+def test_both_refuse_what_cannot_work(kind, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        kind(**settings)
+
+
+def test_localizing_takes_over_all_but_depth_and_samples():
+    assert {*CHANGED, "cameras"} == {field.name for field in fields(Common)}
+    own = localizing(Config(**CHANGED, lens="pinhole"))
+    kept = LocalizeConfig()
+    assert (own.depth, own.samples_per_edge) == (kept.depth, kept.samples_per_edge)
+    same = CHANGED.keys() - {"depth", "samples_per_edge"}
+    assert {name: getattr(own, name) for name in same} == {name: CHANGED[name] for name in same}
+    assert localizing(Config(cameras="a.txt")).cameras == "a.txt"

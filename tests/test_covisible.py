@@ -59,7 +59,7 @@ def test_no_depth_no_answer(tmp_path):
     (tmp_path / "a" / "depth" / "1.npy").unlink()
     assert pairs_of(tmp_path / "a") == set()
     scene = replace(Plain(tmp_path).load("a"), depth=None)
-    with pytest.raises(InputError, match="sensor depth, which is not there; export it too"):
+    with pytest.raises(InputError, match="sensor depth, which is missing; export it too"):
         covisible_pairs(scene)
 
 

@@ -259,7 +259,7 @@ BROKEN = [
     ("plain", "fountain/gt.json", '{"images": {"0.jpg": {"R": [[NaN, 0]], "t": [0, 0, 0]}}}', ["line 1", "NaN"]),
     ("plain", "fountain/gt.json", '{"images": {\n"0.jpg": {"t": [0, 0, 0]}}}', ["gt.json, line 2, 0.jpg", "needs"]),
     ("plain", "fountain/gt.json", None, ["gt.json is missing"]),
-    ("plain", "fountain/images/2.jpg", None, ["gt.json, line 1, speaks of 2.jpg", "is missing"]),
+    ("plain", "fountain/images/2.jpg", None, ["gt.json, line 1, lists 2.jpg", "is missing"]),
     ("plain", "fountain/reloc.json", '{"map": ["9.jpg"], "query": []}', ["reloc.json, line 1", "named 9.jpg"]),
     ("plain", "fountain/reloc.json", '{"map": ["0.jpg"]}', ["reloc.json", '"map" and "query"']),
     ("plain", "fountain/reloc.json", '{"map_dir": "../x", "map": [], "query": []}', ["x/gt.json is missing"]),

@@ -17,9 +17,10 @@ from mbasfm import Config, reconstruct
 from mbasfm.errors import InputError
 from mbasfm.io.images import find_photos
 from mbasfm.runtime.progress import Watch
+from mbasfm.sfm import user_files
 from mbasfm.sfm.align_world import align_world
 from mbasfm.sfm.starting_intrinsics import known_intrinsics
-from mbasfm.sfm.user_poses import World, read_given
+from mbasfm.sfm.user_files import World, read_given
 
 
 def write_poses(path: Path, poses: dict[str, np.ndarray], focal: float | None = None) -> Path:
@@ -75,13 +76,34 @@ def test_a_rough_start_ends_at_the_truth_in_its_own_world(scene, tmp_path):
     assert image.cam_from_world().matrix() == pytest.approx(result.cameras.cam_from_world[2].numpy(), abs=1e-9)
 
 
+def start_of(photos, config):
+    return known_intrinsics(photos, read_given(photos, config).cameras, config.intrinsics, config.lens)
+
+
+def test_every_file_is_read_once(scene, tmp_path, monkeypatch):
+    folder, _, truth = scene
+    path = write_poses(tmp_path / "start.json", truth, FOCAL)
+    (tmp_path / "pairs.txt").write_text("".join(f"0_{n}.png 0_{n + 1}.png\n" for n in range(4)))
+    photos, _ = find_photos(folder / "images")
+    seen = []
+    for name in ("read_poses", "read_pairs"):  # as they come
+        real = getattr(user_files, name)
+        monkeypatch.setattr(
+            user_files, name, lambda file, *rest, real=real: seen.append(file.name) or real(file, *rest)
+        )
+    given = read_given(photos, Config(init=str(path), pairs=str(tmp_path / "pairs.txt")))
+    assert sorted(seen) == ["pairs.txt", "start.json"]
+    assert len(given.poses) == len(given.cameras.rough) == len(photos) and given.world.frame == "model"
+    assert given.pairs.tolist() == [[n, n + 1] for n in range(4)]
+
+
 def test_a_given_focal_length_wins_over_that_of_the_start(scene):
     folder, _, truth = scene
     path = write_poses(folder / "wrong_focal.json", truth, 2 * FOCAL)
     photos, _ = find_photos(folder / "images")
-    start = known_intrinsics(photos, Config(init=str(path), focal=FOCAL))
+    start = start_of(photos, Config(init=str(path), focal=FOCAL))
     assert start.is_known.all() and start.intrinsics.focal.numpy() == pytest.approx(FOCAL)
-    start = known_intrinsics(photos, Config(init=str(path)))
+    start = start_of(photos, Config(init=str(path)))
     assert start.is_init.all() and start.intrinsics.focal.numpy() == pytest.approx(2 * FOCAL)
 
 

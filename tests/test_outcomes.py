@@ -164,9 +164,9 @@ def test_a_photograph_without_usable_depth_goes_on_and_is_named(tmp_path, capsys
         path.write_bytes(path.read_bytes()[:50])
     code, summary, told = run(tmp_path, capsys, "--focal", str(FOCAL))
     assert code == 0 and summary["registered"] == 4
-    assert "0_2.png goes on without depth" in told and "0_1.png goes on" not in told
+    assert "0_2.png: continuing without depth" in told and "0_1.png: continuing" not in told
     assert any(
-        "0_2.png goes on" in note for note in json.loads((tmp_path / "scene" / "report.json").read_text())["notes"]
+        "0_2.png: continuing" in note for note in json.loads((tmp_path / "scene" / "report.json").read_text())["notes"]
     )
     assert auc(tmp_path, scene.cam_from_world) > 0.9
 

@@ -23,6 +23,7 @@ from mbasfm.matching.observe import Content, infer, merge, weak_frames
 from mbasfm.models.registry import JOINT
 from mbasfm.runtime.progress import Watch
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
+from mbasfm.sfm.starting_intrinsics import GivenCameras
 from mbasfm.types.pairs import Keypoints
 from mbasfm.types.photos import Photo
 
@@ -122,7 +123,7 @@ def test_a_focal_length_that_point_maps_know_is_where_the_search_begins(made, tm
     config = settings(folder, depth=f"files:{tmp_path}")
     photos, _ = find_photos(folder / "images")
     content = infer(photos, config, Cache(None), watch)
-    start, _ = verify_pairs(content, config, Cache(None), watch)
+    start, _ = verify_pairs(content, GivenCameras({}, {}), config, Cache(None), watch)
     assert start.intrinsics.focal.numpy() == pytest.approx(0.95 * FOCAL, rel=1e-3) and not start.is_exif.any()
     result = reconstruct(folder / "images", None, config)
     assert float(result.cameras.intrinsics.focal[0, 0]) == pytest.approx(FOCAL, rel=0.02)

@@ -147,7 +147,7 @@ def test_names_are_joined_by_path_then_by_file():
     [
         (("1.jpg",), ("a/1.jpg", "b/1.jpg"), r"2 photographs have names that may mean several .*\(a/1.jpg, b/1.jpg\)"),
         (("x/1.jpg", "y/1.jpg"), ("1.jpg",), "1 photographs have names that may mean several"),
-        (("3.jpg",), ("1.jpg", "2.jpg"), "none of the photographs is in it; it speaks of 3.jpg, photographs are 1.jpg"),
+        (("3.jpg",), ("1.jpg", "2.jpg"), "none of the photographs is in it; it lists 3.jpg, photographs are 1.jpg"),
     ],
 )
 def test_names_that_do_not_fit_are_refused(entries, photos, message):
@@ -166,7 +166,7 @@ def test_time_stamps_find_the_nearest_photograph():
     assert timed("0", "2").rows_of(["z.jpg", "x.jpg", "y.jpg"]) == {"x.jpg": 0, "z.jpg": 1}
     assert timed("0", "1").rows_of(["0001.jpg", "0002.jpg"]) == {"0001.jpg": 0, "0002.jpg": 1}
     assert timed("1", "2").rows_of(["0001.jpg", "0002.jpg"]) == {"0001.jpg": 0, "0002.jpg": 1}
-    with pytest.raises(InputError, match="no time stamp is within 0.02 s of a photograph; it speaks of 10.00, 10.05"):
+    with pytest.raises(InputError, match="no time stamp is within 0.02 s of a photograph; it lists 10.00, 10.05"):
         times.rows_of(["a.jpg"])
 
 

@@ -1,4 +1,4 @@
-"""From a recipe to single runs, each of which a process of its own can do."""
+"""Jobs of a recipe: single runs, each in a process of its own."""
 
 import hashlib
 import re
@@ -30,7 +30,7 @@ class Job:
     seed: int = 0
     subset: str = WHOLE
     group: str = WHOLE
-    """Subsets of one group are averaged."""
+    """Name of the group of subsets whose results are averaged."""
     names: tuple[str, ...] = ()
     """Images of the subset; all if empty."""
     strangers: tuple[str, ...] = ()
@@ -39,19 +39,19 @@ class Job:
 
     @property
     def key(self) -> str:
-        """A file name that tells what it is, different for different jobs of one recipe."""
+        """File name of the run, unique among the jobs of one recipe."""
         parts = [self.scene, self.subset, self.variant, self.method, f"seed{self.seed}"]
         readable = "_".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part != WHOLE)
         return f"{readable}_{hashlib.sha1(' '.join(parts).encode()).hexdigest()[:6]}"
 
     def as_json(self) -> dict[str, Any]:
-        """What the worker reads; paths as text, tuples as lists."""
+        """Content of the worker's file; paths become text, tuples lists."""
         content = asdict(self)
         return content | {key: list(content[key]) for key in ("names", "strangers")}
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Job":
-        """The inverse."""
+        """Job of the content that ``as_json`` returned."""
         return Job(**content | {key: tuple(content[key]) for key in ("names", "strangers")})
 
 
@@ -87,7 +87,7 @@ def make_jobs(recipe: Recipe, dataset: Dataset, scenes: Sequence[str], methods: 
 
 
 def choose_scenes(recipe: Recipe, dataset: Dataset, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Scenes of the recipe that are there, or exactly those that are asked for."""
+    """Scenes of the recipe that are in the dataset, or exactly the wanted ones."""
     there = dataset.scenes()
     unknown = next((scene for scene in wanted if scene not in there), None)
     if unknown is not None:
@@ -104,7 +104,7 @@ def _methods_of(variant: Variant, methods: Sequence[str]) -> list[str]:
 
 
 def _spread(names: Sequence[str], count: int) -> Sequence[str]:
-    """So many, or all, at equal distances."""
+    """Up to ``count`` names at equal distances."""
     rows = np.linspace(0, len(names) - 1, min(count, len(names))).round().astype(int)
     return [names[row] for row in rows]
 

@@ -22,23 +22,23 @@ class PublishedTable:
     title: str
     source: str
     columns: tuple[str, ...]
-    """Names of measures as in mbasfm.evaluation.protocols."""
+    """Names of measures, as in mbasfm.evaluation.protocols."""
     rows: Mapping[str, Mapping[str, tuple[Value, ...]]]
-    """By scene, or ``mean``, then by method; words where there is no figure."""
+    """Values by scene (or ``mean``) and method; text where there is no figure."""
     variant: str = ""
-    """Of the recipe; all if empty."""
+    """Variant of the recipe; empty for all."""
     scale: float = 1.0
-    """Figures times this are in our units."""
+    """Factor from the table's figures to our units."""
     notes: tuple[str, ...] = ()
-    """Where the paper contradicts itself, or means something else than its heading says."""
+    """Notes on where the paper contradicts itself, or means something else than its heading says."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """In the order of the table."""
+        """Methods in the order of the table."""
         return tuple(dict.fromkeys(method for row in self.rows.values() for method in row))
 
     def value(self, scene: str, method: str, measure: str) -> Value | None:
-        """In our units; None where the table has nothing."""
+        """Figure in our units; None if the table has none."""
         values = self.rows.get(scene, {}).get(method)
         if values is None or measure not in self.columns:
             return None
@@ -47,7 +47,7 @@ class PublishedTable:
 
 
 def load_published(name: str) -> tuple[PublishedTable, ...]:
-    """All tables of one file of the package; of NAME:VARIANT those of one variant, to stand beside all variants."""
+    """All tables of a file of the package; NAME:VARIANT gives those of one variant, to stand beside all variants."""
     name, _, only = name.partition(":")
     path = files("mbasfm").joinpath("bench", "published", f"{name}.toml")
     if not path.is_file():

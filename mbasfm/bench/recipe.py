@@ -20,31 +20,31 @@ else:
 
 @dataclass(frozen=True)
 class PairSettings:
-    """Of the task two-view."""
+    """Settings of the task two-view."""
 
     matcher: str = "auto"
-    """Of all methods: they get the same matches."""
+    """Matcher of all methods: they get the same matches."""
     thresholds_px: tuple[float, ...] = (2.0,)
-    """If there are several, the first half of the pairs chooses one, and the second half is measured."""
+    """Thresholds to choose from on the first half of the pairs; the second half is measured."""
     train: tuple[str, ...] = ()
-    """Sets whose first halves choose together; by default that of the scene alone."""
+    """Sets whose first halves choose the threshold together; by default that of the scene alone."""
     max_train: int = 60
-    """At most so many pairs of each of these halves, at equal distances."""
+    """Largest number of pairs of each of these halves, at equal distances."""
     gaps: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Sets of which pairs count whose numbers differ by that much; of other sets without a list, pairs that overlap."""
+    """Range of number differences of the pairs that count, by set; others without a list take pairs that overlap."""
     batch: int = 0
-    """If positive, so many pairs are drawn with replacement and estimated on all cores: pairs/s."""
+    """If positive, this many pairs are drawn with replacement and estimated on all cores, for pairs/s."""
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> "PairSettings":
-        """From TOML or JSON, which have lists only."""
+        """Settings from TOML or JSON, whose lists become tuples."""
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
         gaps = {name: (int(low), int(high)) for name, (low, high) in settings.get("gaps", {}).items()}
         return PairSettings(**values | {"gaps": gaps})
 
 
 SETTINGS: Mapping[str, type] = {"localize": LocalizeConfig, "two-view": PairSettings}
-"""Of tasks whose settings are not those of a reconstruction."""
+"""Settings of the tasks that do not take those of a reconstruction."""
 
 
 @dataclass(frozen=True)
@@ -54,33 +54,33 @@ class Variant:
     name: str
     intrinsics: Literal["known", "unknown"] = "unknown"
     methods: tuple[str, ...] = ()
-    """Only these; all of the recipe if empty."""
+    """Methods of this variant; empty for all of the recipe."""
     skip: tuple[str, ...] = ()
     """Scenes that this variant leaves out."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of ours; {depth} stands for the scene's folder with sensor depth."""
+    """Settings of our methods; {depth} stands for the scene's folder with sensor depth."""
 
 
 @dataclass(frozen=True)
 class Subsets:
-    """Which images of a scene make one run."""
+    """Choice of the images of a scene that make one run."""
 
     kind: Literal["all", "bags", "thirds", "splits", "strangers"] = "all"
     """bags: drawn at random. splits: those that the dataset has. strangers: all, and some of every other scene."""
     sizes: tuple[int, ...] = ()
-    """Of bags, or the numbers at the start of the names of splits."""
+    """Sizes of bags, or the numbers at the start of the names of splits."""
     draws: int = 20
     strangers: int = 3
-    """Images of each other scene, spread over it; of its queries, if it has such."""
+    """Number of images from each other scene, spread over it; from its queries, if it has any."""
     places: tuple[str, ...] = ()
-    """Scenes that strangers come from; those of the recipe if empty."""
+    """Scenes that strangers come from; empty for those of the recipe."""
     same_place: tuple[str, ...] = ()
-    """Scenes that are no strangers to each other."""
+    """Scenes that show the same place and so are no strangers to each other."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything a benchmark needs to know but where the data is."""
+    """Everything a benchmark needs to know except where the data is."""
 
     name: str
     title: str
@@ -91,24 +91,24 @@ class Recipe:
     measures: tuple[str, ...] = ("AUC@1", "AUC@5")
     """Columns of the table."""
     paired: str = ""
-    """Method that all others are compared with pair by pair, or query by query: intervals of the differences."""
+    """Method that all others are compared with by pair or query, with intervals of the differences."""
     rival: str = ""
-    """Measure by which the best of the others is chosen as a whole; if empty, the best is chosen value by value."""
+    """Measure by which the best of the others is chosen as a whole; if empty, it is chosen value by value."""
     scenes: tuple[str, ...] = ()
-    """All that are there if empty."""
+    """Names of scenes; empty for all of the dataset."""
     seeds: int = 1
     subsets: Subsets = Subsets()
     variants: tuple[Variant, ...] = (Variant("default"),)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of ours, in all variants."""
+    """Settings of our methods in all variants."""
     published: tuple[str, ...] = ()
-    """Tables of published figures that stand beside."""
+    """Names of the tables of published figures to show beside."""
     notes: tuple[str, ...] = ()
-    """What to know when reading the table."""
+    """Remarks for the reader of the table."""
 
 
 def list_recipes() -> list[Recipe]:
-    """All that come with the package, by name."""
+    """All recipes of the package, by name."""
     found = [
         path.name for path in files("mbasfm").joinpath("bench", "recipes").iterdir() if path.name.endswith(".toml")
     ]
@@ -132,7 +132,7 @@ def load_recipe(task: str) -> Recipe:
 
 
 def parse_recipe(content: Mapping[str, Any], name: str, place: str) -> Recipe:
-    """Check every key; lists become tuples."""
+    """Recipe of the content, with every key checked; lists become tuples."""
     values = _checked(content, Recipe, place, given=("name",))
     values["subsets"] = Subsets(**_checked(content.get("subsets", {}), Subsets, f"{place}, [subsets]"))
     if "variants" in content:
@@ -150,7 +150,7 @@ def parse_recipe(content: Mapping[str, Any], name: str, place: str) -> Recipe:
 
 
 def check_settings(recipe: Recipe, place: str) -> None:
-    """Whether the task knows the settings of all variants."""
+    """Refuse settings of any variant that the task does not know."""
     for variant in recipe.variants:
         if "," in variant.name:
             raise ConfigError(f"{place}: the name {variant.name!r} has a comma, which --variants takes for its end")

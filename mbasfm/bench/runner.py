@@ -21,7 +21,7 @@ from mbasfm.io.text_files import write_text
 from mbasfm.scene.reconstruction import plain_json
 
 Record = dict[str, Any]
-"""What the JSON file of a run holds."""
+"""Content of the JSON file of a run."""
 MESSAGE_LINES = 3
 
 
@@ -31,20 +31,20 @@ class Results:
 
     folder: Path
     shared_cache: Path | None = None
-    """Of features, depth and matches, where several folders share it."""
+    """Cache of features, depth and matches, if several folders share one."""
 
     @property
     def cache(self) -> Path:
-        """What runs find again."""
+        """Folder of cached results."""
         return self.shared_cache or self.folder / "cache"
 
     @property
     def runs(self) -> Path:
-        """One JSON file per run."""
+        """Folder with one JSON file per run."""
         return self.folder / "runs"
 
     def read(self, job: Job) -> Record | None:
-        """The record of a job, unless its settings were others then."""
+        """Record of a job; None if it is missing or was made with other settings."""
         path = self.runs / f"{job.key}.json"
         try:
             record: Record = json.loads(path.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ class Results:
         return record if record.get("job") == job.as_json() else None
 
     def write(self, job: Job, record: Record) -> None:
-        """As a whole or not at all."""
+        """Write a record atomically."""
         self.runs.mkdir(parents=True, exist_ok=True)
         content = json.dumps(plain_json(record), indent=1, allow_nan=False)
         write_text(self.runs / f"{job.key}.json", content)
@@ -107,7 +107,7 @@ def run_job(job: Job, results: Results, timeout_seconds: float) -> Record:
 
 
 def machine() -> dict[str, Any]:
-    """What a run's seconds depend on."""
+    """Description of the machine that a run's seconds depend on."""
     return {
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),

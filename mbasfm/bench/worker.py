@@ -1,4 +1,4 @@
-"""One run in a process of its own, so that nothing it does can hurt the others: python -m mbasfm.bench.worker."""
+"""One run in a process of its own, so that it cannot harm the others: python -m mbasfm.bench.worker."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ EXIT_ERROR = 2
 
 
 def main(arguments: list[str]) -> int:
-    """JOB.json RESULT.json CACHE."""
+    """Run the job of JOB.json and write RESULT.json; the arguments are JOB.json RESULT.json CACHE."""
     job_file, result_file, cache = map(Path, arguments)
     job = Job.from_json(json.loads(job_file.read_text(encoding="utf-8")))
     begin = time.perf_counter()

@@ -1,1 +1,1 @@
-"""The subcommands of ``mba``: a frozen dataclass of options each, whose ``run`` returns the exit code."""
+"""Subcommands of ``mba``: frozen options, and ``run``, which returns the exit code."""

@@ -23,7 +23,7 @@ from mbasfm.errors import ConfigError
 
 A_DAY = 86_400.0
 FILE_WIDTH = 200
-"""Columns of a table that does not go to a terminal."""
+"""Width of a table that does not go to a terminal."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Bench:
     """Run again what failed before."""
 
     def run(self) -> int:
-        """Dispatch."""
+        """Run what the task says; returns the exit code."""
         if self.task == "list":
             return _list()
         if self.task == "compare":
@@ -112,14 +112,14 @@ class Bench:
 
 
 def write_tables(recipe: Recipe, records: list[Record], folder: Path) -> None:
-    """table.md and index.html, after every run, so that a long benchmark can be watched."""
+    """Write table.md and index.html; called after every run, so that a long benchmark can be watched."""
     published = [table for name in recipe.published for table in load_published(name)]
     (folder / "table.md").write_text(markdown(recipe, records, published), encoding="utf-8")
     (folder / "index.html").write_text(render_bench(recipe, records, published), encoding="utf-8")
 
 
 def _console() -> Console:
-    """In a file or a pipe, names must not be cut to 80 columns."""
+    """Console that does not cut names to 80 columns in a file or a pipe."""
     return Console() if Console().is_terminal else Console(width=FILE_WIDTH)
 
 

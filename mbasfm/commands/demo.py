@@ -35,7 +35,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "split": {"polish": False},
     "split, polished": {},
 }
-"""What is compared, by the settings that differ; the last one is written as a scene."""
+"""Settings of the runs that are compared; the last one is written as a scene."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def take_photographs(demo: Demo) -> Cameras:
 
 
 def score(result: Reconstruction, truth: Cameras) -> dict[str, float]:
-    """How good the cameras of the largest component are; photographs outside it count as wrong."""
+    """Accuracy of the cameras of the largest component; photographs outside it count as wrong."""
     placed = result.component == 0
     poses: Float[Tensor, "N 3 4"] = truth.cam_from_world
     areas = pose_auc(result.cameras.cam_from_world, poses, placed)
@@ -122,7 +122,7 @@ def score(result: Reconstruction, truth: Cameras) -> dict[str, float]:
 
 
 def make_table(scores: Mapping[str, Mapping[str, float]], num_frames: int) -> Table:
-    """One row per run."""
+    """Table with one row per run."""
     title = "pose error of pairs: area under the recall curve; s: adjustment and polish"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in ("", "AUC@1", "AUC@3", "AUC@5", "focal %", "placed", "s"):

@@ -60,7 +60,7 @@ def _text(value: float) -> str:
 
 
 def as_json(score: Score) -> dict[str, object]:
-    """Without the curve; what is not finite is null."""
+    """Score without the curve, for JSON; null in place of what is not finite."""
     content = asdict(score)
     del content["curve"]
     content["measures"] = {name: value if math.isfinite(value) else None for name, value in score.measures.items()}

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 from rich.console import Console
@@ -21,12 +22,12 @@ EXIT_NOTHING = 3
 
 @dataclass(frozen=True)
 class Localize:
-    """Poses of photographs in the world of a map, which stays as it is."""
+    """Poses of photographs, the queries, in the world of a map, which stays as it is."""
 
     map: tyro.conf.Positional[Path]
     """Scene of `mba sfm`, folder with a COLMAP model and its images, or images with gt.json (and depth)."""
     queries: tyro.conf.Positional[Path]
-    """Folder of photographs (searched through), or text file with one path per line."""
+    """Folder of photographs (searched through), or text file with one path per line. Cameras and masks are theirs."""
     output: Path
     """Folder for sparse/0, trajectory.tum and localization.json; made if it does not exist."""
     map_list: Path | None = None
@@ -41,7 +42,7 @@ class Localize:
     """Print all facts of every stage."""
     json: bool = False
     """Print the summary as JSON on standard output."""
-    settings: tyro.conf.OmitArgPrefixes[LocalizeConfig] = field(default_factory=LocalizeConfig)
+    settings: Annotated[LocalizeConfig, tyro.conf.arg(name="")] = field(default_factory=LocalizeConfig)
 
     def run(self) -> int:
         """Localize, write, and say what came out; returns the exit code."""

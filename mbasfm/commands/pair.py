@@ -89,7 +89,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def lines_of(result: PairPose) -> list[str]:
-    """What a person wants to know of a pose."""
+    """Lines that describe a pose to a person."""
     lines = []
     if result.found:
         x, y, z = result.j_from_i[:, 3]

@@ -1,10 +1,9 @@
 """`mba sfm`: camera poses of photographs."""
 
 import json
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
@@ -21,7 +20,6 @@ from mbasfm.scene.reconstruction import Reconstruction
 EXIT_NOTHING = 3
 """No photograph could be placed."""
 CONFIG_NAME = "config.toml"
-BASE: ContextVar[Config] = ContextVar("settings that options change")
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Sfm:
     """Print all facts of every stage."""
     json: bool = False
     """Print the summary as JSON on standard output."""
-    settings: tyro.conf.OmitArgPrefixes[Config] = field(default_factory=BASE.get)
+    settings: Annotated[Config, tyro.conf.arg(name="")] = field(default_factory=Config)
 
     def run(self) -> int:
         """Reconstruct, write, and say what came out; returns the exit code.

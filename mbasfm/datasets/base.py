@@ -1,4 +1,4 @@
-"""What all datasets share: the noun, and reading numbers with messages that name file and line."""
+"""What all datasets share: their scenes, and reading numbers with messages that name file and line."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from mbasfm.io.poses import PoseFile, nearest_rotation
 from mbasfm.io.text_files import line_of
 
 MAX_FOCAL_RATIO = 1.01
-"""Focal lengths that differ by more are of different cameras."""
+"""Focal lengths that differ by a larger factor belong to different cameras."""
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png")
 
 
@@ -36,24 +36,24 @@ class DatasetScene:
     depth: Path | None = None
     """Folder with sensor depth, one map per image."""
     read_depth: Callable[[str], Float32[np.ndarray, "H W"]] | None = None
-    """Sensor depth of an image as its camera sees it [m], NaN where unknown; where the dataset's files are not that."""
+    """Returns sensor depth as the image's camera sees it [m], NaN if unknown; None if files in ``depth`` are that."""
     has_rotations: bool = True
-    """False: only the centres of the true cameras mean something."""
+    """Whether rotations of the true cameras are known, not only their centres."""
     left_out: tuple[str, ...] = ()
-    """Photographs in the folder whose truth is not known."""
+    """Photographs in the folder without truth."""
     map_scene: "DatasetScene | None" = None
-    """Images of the map with their truth, if they are not of this scene."""
+    """Images of the map with their truth, if they are from another scene."""
 
     @property
     def map(self) -> "DatasetScene":
-        """What queries are localized in."""
+        """Scene in which queries are localized."""
         if self.map_scene is None and not self.splits.get("map"):
             raise InputError(f"{self.name}: the dataset does not say which of its images are the map")
         return self.map_scene or self.only(self.splits["map"])
 
     @property
     def queries(self) -> "DatasetScene":
-        """Images to localize."""
+        """Scene with the images to localize."""
         if not self.splits.get("query"):
             raise InputError(f"{self.name}: the dataset does not say which of its images are queries")
         return self.only(self.splits["query"])
@@ -70,7 +70,7 @@ class DatasetScene:
         return found
 
     def only(self, names: Sequence[str]) -> "DatasetScene":
-        """Some of the images, in the order of their names."""
+        """Scene with the named images only, in the order of their names."""
         wanted = set(names)
         rows = [row for row, name in enumerate(self.names) if name in wanted]
         return replace(
@@ -87,33 +87,33 @@ class Dataset(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """Folder of the dataset."""
         ...
 
     def scenes(self) -> tuple[str, ...]:
-        """Names of the scenes that are there."""
+        """Names of the scenes in the folder."""
         ...
 
     def load(self, scene: str) -> DatasetScene:
-        """Everything of a scene but pixels."""
+        """Everything of a scene except pixels."""
         ...
 
 
 @dataclass(frozen=True)
 class Published:
-    """Where a dataset comes from; its errors say so."""
+    """Origin of a dataset, named in its errors."""
 
     title: str
     url: str
 
     def need(self, path: Path) -> Path:
-        """The path, if it exists."""
+        """Return the path if it exists; raises an error if it does not."""
         if not path.exists():
             raise InputError(f"{path} is missing; {self.title} is published at {self.url}, unpack it as it is")
         return path
 
     def folders(self, parent: Path, is_scene: Callable[[Path], bool]) -> tuple[str, ...]:
-        """Names of the folders that are scenes; at least one."""
+        """Names of the folders that are scenes; raises an error if there are none."""
         found = tuple(sorted(path.name for path in self.need(parent).iterdir() if path.is_dir() and is_scene(path)))
         if not found:
             raise InputError(f"{parent}: no scene of {self.title} in this folder; it is published at {self.url}")
@@ -121,13 +121,13 @@ class Published:
 
 
 def read_numbers(path: Path, columns: int | Sequence[int]) -> list[tuple[str, list[float]]]:
-    """Place and numbers of each line that is not empty; every line must have as many as allowed."""
+    """Place and numbers of each non-empty line; every line must have an allowed number of them."""
     allowed = (columns,) if isinstance(columns, int) else tuple(columns)
     return [(place, numbers_of(line, allowed, place)) for place, line in numbered_lines(path) if line]
 
 
 def numbers_of(line: str, allowed: Sequence[int], place: str) -> list[float]:
-    """Numbers of a line, possibly infinite, but no NaN."""
+    """Numbers of a line; may be infinite, but not NaN."""
     try:
         numbers = [float(word) for word in line.replace(",", " ").split()]
     except ValueError as error:
@@ -148,26 +148,26 @@ def read_matrix(path: Path, columns: int, rows: int) -> tuple[str, Float64[np.nd
 
 
 def invert_pose(world_from_cam: Float64[np.ndarray, "r 4"], place: str) -> Float64[np.ndarray, "3 4"]:
-    """cam_from_world of a matrix in a file."""
+    """Pose cam_from_world of a matrix in a file."""
     rotation, center = nearest_rotation(world_from_cam[:3, :3], place), world_from_cam[:3, 3]
     return np.column_stack([rotation.T, -rotation.T @ center])
 
 
 def read_world_from_cam(path: Path) -> Float64[np.ndarray, "3 4"] | None:
-    """cam_from_world of a 4 x 4 text file with world_from_cam; None where it is infinite: tracking was lost."""
+    """Pose cam_from_world of a 4 x 4 text file with world_from_cam; None if infinite, where tracking was lost."""
     place, matrix = read_matrix(path, 4, 4)
     return invert_pose(matrix, place) if np.isfinite(matrix).all() else None
 
 
 def scene_of_poses(name: str, images: Path, poses: PoseFile, published: Published) -> DatasetScene:
-    """A scene whose truth is a pose file, a COLMAP model mostly; every image must be there."""
+    """Scene with a pose file as truth, mostly a COLMAP model; every image must be there."""
     order = sorted(range(len(poses.names)), key=lambda row: poses.names[row])
     names = tuple(poses.names[row] for row in order)
     missing = next((image for image in names if not (images / image).is_file()), None)
     if missing is not None:
         line = f", line {line_of(poses.path, missing)}," if poses.path.suffix in (".txt", ".json") else ""
         raise InputError(
-            f"{poses.path}{line} speaks of {missing}, but {images / missing} is missing; {published.title} is published"
+            f"{poses.path}{line} lists {missing}, but {images / missing} is missing; {published.title} is published"
             f" at {published.url}"
         )
     cameras = tuple(poses.cameras[row] for row in order)
@@ -175,7 +175,7 @@ def scene_of_poses(name: str, images: Path, poses: PoseFile, published: Publishe
 
 
 def _grouping(cameras: Sequence[StoredCamera | None]) -> Grouping:
-    """One camera for all if their intrinsics are the same but for how they were measured."""
+    """Grouping of the images: one camera if intrinsics are equal up to measurement noise."""
     sizes = {camera.size for camera in cameras if camera is not None}
     focals = [camera.focal[0] for camera in cameras if camera is not None]
     alike = len(sizes) <= 1 and max(focals, default=1.0) < MAX_FOCAL_RATIO * min(focals, default=1.0)

@@ -17,11 +17,11 @@ class ETH3D:
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """The 13 training scenes have poses; test scenes without are left out."""
+        """Names of the 13 training scenes, which have poses; test scenes without are left out."""
         return PUBLISHED.folders(self.folder, lambda path: (path / TRUTH).is_dir())
 
     def load(self, scene: str) -> DatasetScene:
-        """Names are as in images.txt, dslr_images_undistorted/DSC_0001.JPG."""
+        """Scene with names as in images.txt: dslr_images_undistorted/DSC_0001.JPG."""
         folder = PUBLISHED.need(self.folder / scene)
         poses = read_poses(PUBLISHED.need(folder / TRUTH / "images.txt"))
         return scene_of_poses(scene, PUBLISHED.need(folder / "images"), poses, PUBLISHED)

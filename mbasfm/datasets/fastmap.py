@@ -27,7 +27,7 @@ class FastMap:
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """Those with images and truth."""
+        """Names of the scenes that have images and truth."""
         images = PUBLISHED.need(self.folder / "images")
         candidates = [path for group in sorted(images.iterdir()) if group.is_dir() for path in sorted(group.iterdir())]
         names = [path.relative_to(images).as_posix() for path in candidates if path.is_dir()]
@@ -37,13 +37,13 @@ class FastMap:
         return found
 
     def load(self, scene: str) -> DatasetScene:
-        """GROUP/SCENE."""
+        """Scene named GROUP/SCENE."""
         truth = PUBLISHED.need(self._truth(scene))
         poses = _from_list(truth) if truth.suffix == ".json" else read_poses(truth)
         return scene_of_poses(scene, PUBLISHED.need(self.folder / "images" / scene), poses, PUBLISHED)
 
     def _truth(self, scene: str) -> Path:
-        """A folder with a model, or a JSON file."""
+        """Folder with a model, or a JSON file."""
         parent = next((self.folder / name for name in TRUTHS if (self.folder / name).is_dir()), self.folder / TRUTHS[0])
         folder = parent / scene
         listed = folder.with_name(f"{folder.name}.json")

@@ -19,7 +19,7 @@ PUBLISHED = Published(
     "IMC 2021 (imc-2021-test-gt-phototourism.tar.gz)", "https://www.cs.ubc.ca/~kmyi/imw2021/data.html"
 )
 HALF_PIXEL = 0.5
-"""Its pixel centres are whole numbers, ours have the first at 0.5."""
+"""Shift of pixels: the first centre is at 0 there and at 0.5 here."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class IMC2021:
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """Places."""
+        """Names of the places."""
         return PUBLISHED.folders(self.folder, lambda path: (path / "set_100" / "calibration").is_dir())
 
     def load(self, scene: str) -> DatasetScene:
-        """All images of a place; its bags are the splits."""
+        """All images of a place, with its bags as splits."""
         folder = PUBLISHED.need(self.folder / scene / "set_100")
         images = PUBLISHED.need(folder / "images")
         names = tuple(sorted(path.name for path in images.iterdir() if path.suffix.lower() in IMAGE_ENDINGS))

@@ -31,7 +31,7 @@ PUBLISHED = Published(
 )
 HALF_PIXEL = 0.5
 SUPERGLUE, GLUE_FACTORY = 36, 30
-"""Numbers behind the two names."""
+"""Number of columns after the two names."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class ImagePair:
     cameras: tuple[StoredCamera, StoredCamera]
     b_from_a: Float64[np.ndarray, "3 4"]
     quarter_turns: tuple[int, int] = (0, 0)
-    """How often each image must be turned to stand upright."""
+    """Quarter turns that bring each image upright."""
 
 
 @dataclass(frozen=True)
 class PairList:
-    """A benchmark of two views."""
+    """A list of image pairs for a two-view benchmark."""
 
     folder: Path
 
     def pairs(self) -> list[ImagePair]:
-        """In the order of the list."""
+        """Pairs in the order of the list."""
         path = next((self.folder / name for name in LISTS if (self.folder / name).is_file()), self.folder / LISTS[0])
         if path.name == JSON_LIST:
             return self._from_json(path)
@@ -120,12 +120,12 @@ def _camera(matrix: list[float], place: str) -> StoredCamera:
 
 @dataclass(frozen=True)
 class PairSets:
-    """Folders with a list of pairs, or in the plain form, of which all pairs are meant; or one such folder itself."""
+    """Folders with a list of pairs, or in the plain form with all pairs; or one such folder itself."""
 
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """megadepth1500 and so on."""
+        """Names of the sets, such as megadepth1500."""
         if _has_list(self.folder):
             return (self.folder.resolve().name,)
         return PUBLISHED.folders(self.folder, lambda path: _has_list(path) or (path / "gt.json").is_file())
@@ -137,7 +137,7 @@ class PairSets:
         return Plain(self.folder).load(scene)
 
     def pairs(self, scene: str, gap: tuple[int, int] | None = None) -> list[ImagePair]:
-        """Those of the list, or all of a set in the plain form.
+        """Pairs of the list, or all pairs of a set in the plain form.
 
         ``gap``: only pairs whose numbers, at the end of their names, differ by that much.
         """
@@ -152,7 +152,7 @@ class PairSets:
         return [_of_scene(loaded, i, j) for i, j in rows]
 
     def has_list(self, scene: str) -> bool:
-        """Whether somebody chose the pairs."""
+        """Whether the set has a list of pairs."""
         return _has_list(self._folder_of(scene))
 
     def _folder_of(self, scene: str) -> Path:

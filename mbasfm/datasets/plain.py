@@ -25,7 +25,7 @@ class Plain:
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """Folders with a gt.json."""
+        """Names of the folders with a gt.json."""
         return PUBLISHED.folders(self.folder, lambda path: (path / "gt.json").is_file())
 
     def load(self, scene: str) -> DatasetScene:
@@ -50,7 +50,7 @@ def _without_splits(folder: Path) -> DatasetScene:
 
 
 def _positions(path: Path) -> PoseFile | None:
-    """Cameras at known positions, unturned, if that is all that is known of any; None if rotations are known."""
+    """Cameras at known positions, without rotation, if no entry has one; None if rotations are known."""
     content = read_json(path)
     entries = content.get("images") if isinstance(content, dict) else None
     if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
@@ -69,7 +69,7 @@ def _positions(path: Path) -> PoseFile | None:
 
 
 def _with_splits(scene: DatasetScene, path: Path) -> DatasetScene:
-    """With map and queries, of which the map may be another scene: map_dir."""
+    """Scene with map and queries as splits; the map may be another scene, map_dir."""
     if not path.is_file():
         return scene
     content = read_json(path)

@@ -29,7 +29,7 @@ DATASETS: Mapping[str, Callable[[Path], Dataset]] = {
 
 
 def open_dataset(name: str, folder: Path) -> Dataset:
-    """A dataset in a folder; says which there are."""
+    """Dataset of a name in a folder; the error for an unknown name lists all."""
     if name not in DATASETS:
         raise ConfigError(f"no dataset is named {name!r}; there are {', '.join(DATASETS)}")
     return DATASETS[name](folder)

@@ -11,21 +11,21 @@ from mbasfm.io.colmap import stored_camera
 
 PUBLISHED = Published("ScanNet (exported with SensReader)", "https://github.com/ScanNet/ScanNet")
 HALF_PIXEL = 0.5
-"""Its pixel centres are whole numbers, ours have the first at 0.5."""
+"""Shift of pixels: the first centre is at 0 there and at 0.5 here."""
 
 
 @dataclass(frozen=True)
 class ScanNet:
-    """RGB-D video of rooms, poses of BundleFusion. Frames whose pose is infinite were lost, and are left out."""
+    """RGB-D video of rooms, with poses by BundleFusion. Frames with an infinite pose were lost and are left out."""
 
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """scene0707_00 and so on."""
+        """Names of the scenes, such as scene0707_00."""
         return PUBLISHED.folders(self.folder, lambda path: (path / "pose").is_dir())
 
     def load(self, scene: str) -> DatasetScene:
-        """Frames in the order of their numbers' text."""
+        """Scene with its frames in alphabetical order of their numbers."""
         folder = PUBLISHED.need(self.folder / scene)
         images, poses = PUBLISHED.need(folder / "color"), PUBLISHED.need(folder / "pose")
         place, matrix = read_matrix(PUBLISHED.need(folder / "intrinsic" / "intrinsic_color.txt"), 4, 4)

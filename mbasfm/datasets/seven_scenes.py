@@ -40,11 +40,11 @@ class SevenScenes:
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """chess and so on."""
+        """Names of the scenes, such as chess."""
         return PUBLISHED.folders(self.folder, lambda path: (path / SPLIT_FILES["map"]).is_file())
 
     def load(self, scene: str) -> DatasetScene:
-        """Names are seq-01/frame-000000.color.png; splits are map and query."""
+        """Scene with names such as seq-01/frame-000000.color.png; the splits are map and query."""
         folder = PUBLISHED.need(self.folder / scene)
         splits: dict[str, tuple[str, ...]] = {}
         for split, file in SPLIT_FILES.items():
@@ -60,7 +60,7 @@ class SevenScenes:
 
 
 def color_depth(folder: Path, name: str) -> Float32[np.ndarray, "H W"]:
-    """Depth of an image as its colour camera sees it [m]: every pixel of the depth camera moved, the nearest kept."""
+    """Depth of an image in its colour camera [m]: every pixel of the depth camera moved, the nearest kept."""
     path = PUBLISHED.need(folder / name.replace(".color.png", ".depth.png"))
     raw = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     if raw is None or raw.dtype != np.uint16 or raw.ndim != 2:
@@ -79,7 +79,7 @@ def color_depth(folder: Path, name: str) -> Float32[np.ndarray, "H W"]:
 
 
 def _sequences(path: Path) -> list[Path]:
-    """Lines like `sequence1` as folders like seq-01."""
+    """Folders such as seq-01 for lines such as `sequence1`."""
     found = []
     for place, line in numbered_lines(path):
         match = re.fullmatch(r"sequence(\d+)", line)

@@ -24,7 +24,7 @@ class TanksAndTemples:
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """Those with images and reference."""
+        """Names of the scenes that have images and reference."""
         found = [
             f"{split}/{path.name}"
             for split in SPLITS
@@ -37,7 +37,7 @@ class TanksAndTemples:
         return tuple(found)
 
     def load(self, scene: str) -> DatasetScene:
-        """SPLIT/SCENE."""
+        """Scene named SPLIT/SCENE."""
         split, _, name = scene.partition("/")
         images = PUBLISHED.need(self.folder / split / name)
         return scene_of_poses(scene, images, read_poses(PUBLISHED.need(self._reference(split, name))), PUBLISHED)

@@ -22,11 +22,11 @@ class Wayspots:
     folder: Path
 
     def scenes(self) -> tuple[str, ...]:
-        """wayspots_bears and so on."""
+        """Names of the scenes, such as wayspots_bears."""
         return PUBLISHED.folders(self.folder, lambda path: (path / "train" / "rgb").is_dir())
 
     def load(self, scene: str) -> DatasetScene:
-        """Names are train/rgb/FILE and test/rgb/FILE."""
+        """Scene with names train/rgb/FILE and test/rgb/FILE."""
         folder = PUBLISHED.need(self.folder / scene)
         splits: dict[str, tuple[str, ...]] = {}
         rows: dict[str, tuple[Float64[np.ndarray, "3 4"], StoredCamera]] = {}
@@ -58,7 +58,7 @@ def _beside(folder: Path, image: Path) -> Path:
 
 
 def _camera(path: Path, image: Path) -> StoredCamera:
-    """One focal length, with the principal point in the middle; or a 3 x 3 matrix."""
+    """Camera with one focal length and the principal point in the middle, or of a 3 x 3 matrix."""
     lines = read_numbers(path, (1, 3))
     place = lines[0][0] if lines else str(path)
     with Image.open(image) as opened:

@@ -1,4 +1,4 @@
-"""Pose of one frame from its matches with points of known place: candidates, their score, and what is chance."""
+"""Pose of one frame from its matches with points of known position: candidates, their score, and false alarms."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,42 +19,42 @@ LIMITS_PX = (5.0, 15.0)
 SCORE_PX = 20.0
 """tau_max of the score by which candidates are compared [px at a long side of 1024]."""
 NUM_SINGLE = 3
-"""Poses are also searched in so many single frames, those that share most with the new one."""
+"""Poses are also searched in this many single frames, those that share most with the new one."""
 OPTIONS = {"max_iterations": 5000, "min_iterations": 200, "seed": 0}
 
 
 @dataclass(frozen=True)
 class Sightings:
-    """Matches of one frame's keypoints with keypoints of placed frames, and the points that these show."""
+    """Matches of one frame's keypoints with keypoints of placed frames, and the points that those show."""
 
     own: Int64[np.ndarray, " M"]
-    """Keypoint of the new frame."""
+    """Index of the new frame's keypoint."""
     frame: Int64[np.ndarray, " M"]
-    """Placed frame."""
+    """Number of the placed frame."""
     theirs: Int64[np.ndarray, " M"]
-    """Its keypoint."""
+    """Index of the placed frame's keypoint."""
     pixels: Float64[np.ndarray, "M 2"]
-    """Of the new frame's keypoint [px]."""
+    """Position of the new frame's keypoint [px]."""
     points: Float64[np.ndarray, "M 3"]
-    """In the world; NaN where the placed frame's depth says nothing."""
+    """Point in the world; NaN where the placed frame has no depth."""
 
     def __len__(self) -> int:
         return len(self.own)
 
     def take(self, chosen: np.ndarray) -> "Sightings":
-        """Some of them."""
+        """The chosen sightings."""
         return Sightings(*(column[chosen] for column in vars(self).values()))
 
     @property
     def has_point(self) -> Bool[np.ndarray, " M"]:
-        """Which ones lead to a point."""
+        """Which sightings have a point."""
         return np.isfinite(self.points).all(1)
 
 
 def residuals_px(
     cam_from_world: Float64[np.ndarray, "3 4"], sightings: Sightings, lens: Lens
 ) -> Float64[np.ndarray, " M"]:
-    """Distance of each keypoint from its point's image [px at a long side of 1024]; infinite without or behind."""
+    """Distance of each keypoint from its point's image [px at a long side of 1024]; infinite if behind or unknown."""
     points = sightings.points @ cam_from_world[:, :3].T + cam_from_world[:, 3]
     ahead = points[:, 2] > 1e-9  # False for NaN
     seen = np.full((len(sightings), 2), np.inf)
@@ -75,7 +75,7 @@ def score(residuals: Float64[np.ndarray, " M"]) -> float:
 
 
 def best_pose(sightings: Sightings, lens: Lens, starts: Sequence[Float64[np.ndarray, "3 4"]] = ()) -> np.ndarray | None:
-    """The candidate, of those given and those found by RANSAC, that agrees with most points."""
+    """Pose with the best score, among those given and those found by RANSAC."""
     known = sightings.take(sightings.has_point)
     candidates = [*starts, *_candidates(known, lens)]
     scores = [score(residuals_px(pose, known, lens)) for pose in candidates]
@@ -83,7 +83,7 @@ def best_pose(sightings: Sightings, lens: Lens, starts: Sequence[Float64[np.ndar
 
 
 def _candidates(known: Sightings, lens: Lens) -> Iterator[Float64[np.ndarray, "3 4"]]:
-    """From all points together, and from those of the frames with most of them."""
+    """Poses from all points together, and from those of the frames with most of them."""
     numbers, counts = np.unique(known.frame, return_counts=True)
     largest = numbers[np.argsort(-counts, kind="stable")[:NUM_SINGLE]]
     for group in (known, *(known.take(known.frame == number) for number in largest.tolist())):
@@ -101,7 +101,7 @@ def pose_from_pair(
     depth: Float64[np.ndarray, " A"],
     placed_from_world: Float64[np.ndarray, "3 4"],
 ) -> Float64[np.ndarray, "3 4"] | None:
-    """Pose of a pair's second frame from two-view geometry; depth of the first, placed frame tells the baseline."""
+    """Pose of a pair's second frame from two-view geometry, with the baseline from depth of the first, placed frame."""
     rays = [
         _camera(lens).unproject(places[index])
         for lens, places, index in zip(lenses, pixels, view.matches.T, strict=True)
@@ -119,7 +119,7 @@ def pose_from_pair(
 
 
 def estimate_focal(sightings: Sightings, lens: Lens) -> float:
-    """Focal length [px] of a frame from its points, by P4Pf and RANSAC; NaN if they cannot tell."""
+    """Focal length [px] of a frame from its points, by P4Pf and RANSAC; NaN if they do not determine it."""
     known = sightings.take(sightings.has_point)
     if len(known) < MIN_POINTS:
         return float("nan")
@@ -142,24 +142,24 @@ def with_focal(lens: Lens, focal_px: float) -> Lens:
 
 @dataclass(frozen=True)
 class Support:
-    """How many keypoints speak for a pose."""
+    """Number of keypoints that agree with a pose."""
 
     num_keypoints: int
-    """Distinct ones that lead to a point."""
+    """Number of distinct keypoints that have a point."""
     num_inliers: int
-    """Those of them that one of their points is near to."""
+    """Number of those that lie near the image of one of their points."""
     log10_false_alarms: float
 
     @property
     def inlier_share(self) -> float:
-        """Of the keypoints."""
+        """Share of inliers among the keypoints."""
         return self.num_inliers / max(self.num_keypoints, 1)
 
 
 def support_of(
     cam_from_world: Float64[np.ndarray, "3 4"], sightings: Sightings, lens: Lens, limit_px: float
 ) -> Support:
-    """Count keypoints, not matches: one that many frames agree about is still one."""
+    """Support of a pose, counted in keypoints rather than matches: one seen in many frames is still one."""
     known = sightings.take(sightings.has_point)
     if len(known) == 0:
         return Support(0, 0, 0.0)

@@ -1,4 +1,4 @@
-"""How many models random matches would support as well: the expected number of false alarms."""
+"""Expected number of false alarms: how many models random matches would support as well."""
 
 import numpy as np
 from jaxtyping import Float64
@@ -26,6 +26,6 @@ def _log_binomial(n: int, k: int) -> float:
 
 
 def chance_near_line(points: Float64[np.ndarray, "M 2"], limit: float) -> float:
-    """Share of the area in which matches lie that is near a given line: an object in the middle is not the image."""
+    """Probability that a match lies near a given line, within the area that matches cover, not the whole image."""
     width, height = np.maximum(np.sqrt(12) * points.std(0), 4 * limit)  # sides of a uniform box with this spread
     return float(min(0.5, 2 * limit * np.hypot(width, height) / (width * height)))

@@ -18,7 +18,7 @@ from mbasfm.geometry.similarity import MIN_LENGTH, align_triples
 
 MINIMAL = 3
 DEPTH_TOLERANCE = 8.0
-"""Projections may be off by so many times what matches may: monocular depth is rough."""
+"""Tolerance of projections in units of that of matches: monocular depth is rough."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,6 @@ def rotation_alone(
 
 
 def with_unit_translation(j_from_i: Float[Tensor, "P 3 4"]) -> Float[Tensor, "P 3 4"]:
-    """The same rotation and direction; a zero translation stays zero."""
+    """Poses with translations of unit length; a zero translation stays zero."""
     length = j_from_i[..., 3].norm(dim=-1).clamp_min(MIN_LENGTH)
     return torch.cat([j_from_i[..., :3], (j_from_i[..., 3] / length[..., None])[..., None]], -1)

@@ -17,15 +17,15 @@ from torch.nn.functional import normalize
 MAX_SOLUTIONS = 10
 DEGREE = 10
 GRID = 384
-"""Cells on [-1, 1]."""
+"""Number of grid cells on [-1, 1]."""
 ROOT_STEPS = 9
 POLISH_STEPS = 2
 CHUNK = 4096
-"""Samples at a time: what they need stays in the cache."""
+"""Number of samples solved at once; what they need stays in the cache."""
 MIN_PIVOT = 1e-7
-"""Below it, relative to the largest, five matches say no more than four."""
+"""Smallest pivot relative to the largest; below it, five matches constrain no more than four."""
 MAX_RESIDUAL = 1e-6
-"""Of the cubic equations, for a matrix of unit norm."""
+"""Largest residual of the cubic equations, for a matrix of unit norm."""
 
 # Nister's order of monomials in (x, y, z, w) = (0, 1, 2, 3): the first ten are eliminated.
 _MONOMIALS = (
@@ -35,7 +35,7 @@ _MONOMIALS = (
 
 
 def _gathering() -> Float[Tensor, "64 20"]:
-    """Sums the coefficients of all orders of a product."""
+    """Matrix that sums the coefficients of all orders of a product."""
     table = torch.zeros(64, 20, dtype=torch.float64)
     for row, factors in enumerate(itertools.product(range(4), repeat=3)):
         table[row, _MONOMIALS.index(tuple(sorted(factors)))] = 1
@@ -43,7 +43,7 @@ def _gathering() -> Float[Tensor, "64 20"]:
 
 
 def _grid() -> tuple[Float[Tensor, " G"], Float[Tensor, "11 G"], Float[Tensor, "11 G"]]:
-    """Places from -1 to 1, their powers, and the derivatives of those."""
+    """Positions from -1 to 1, their powers, and the derivatives of those."""
     place = torch.linspace(-1, 1, GRID + 1, dtype=torch.float64)
     power = torch.arange(DEGREE + 1)
     values = place ** power[:, None]
@@ -71,7 +71,7 @@ def essential_matrices(
 def _solve(
     rays_i: Float[Tensor, "B 5 3"], rays_j: Float[Tensor, "B 5 3"], polish_steps: int
 ) -> tuple[Int[Tensor, " R"], Int[Tensor, " R"], Float[Tensor, "R 3 3"]]:
-    """Which sample each solution belongs to, its number there, and the solution."""
+    """Sample that each solution belongs to, its number there, and the solution."""
     basis, determined = _null_space(rays_i, rays_j)
     reduced, info = torch.linalg.solve_ex(*_constraints(basis).split(10, dim=-1))
     rows = _eliminate_x_y(reduced.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
@@ -86,7 +86,7 @@ def _solve(
 
 
 def _number_within(group: Int[Tensor, " R"]) -> Int[Tensor, " R"]:
-    """0, 1, 2 ... within each run of equal numbers."""
+    """Position of each element within its run of equal numbers: 0, 1, 2 ..."""
     position = torch.arange(len(group), device=group.device)
     first = torch.ones_like(group, dtype=torch.bool)
     first[1:] = group[1:] != group[:-1]
@@ -142,7 +142,7 @@ def _times(p: Float[Tensor, "B m"], q: Float[Tensor, "B n"]) -> Float[Tensor, "B
 
 
 def _determinant(rows: Float[Tensor, "B 3 3 5"]) -> Float[Tensor, "B 11"]:
-    """Of the matrix of polynomials; scaled to a largest coefficient of one."""
+    """Determinant of the matrix of polynomials, scaled to a largest coefficient of one."""
     x, y, one = rows[:, :, 0, :4], rows[:, :, 1, :4], rows[:, :, 2]
     total = rows.new_zeros(len(rows), DEGREE + 1)
     for k, m, n in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
@@ -152,7 +152,7 @@ def _determinant(rows: Float[Tensor, "B 3 3 5"]) -> Float[Tensor, "B 11"]:
 
 
 def _roots(polynomial: Float[Tensor, "B 11"]) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """All real roots as s / c, and whose they are, in order; large ones are inverse roots of the reversed one."""
+    """All real roots as s / c, and their polynomials, in order; large ones are inverses of the reversed one's roots."""
     both = torch.cat([polynomial, polynomial.flip(-1)])
     owner, root = _roots_within_one(both)
     is_inverse = owner >= len(polynomial)
@@ -181,7 +181,7 @@ def _roots_within_one(polynomial: Float[Tensor, "B 11"]) -> tuple[Int[Tensor, " 
 
 
 def _horner(coefficients: Float[Tensor, "k R"], place: Float[Tensor, " R"]) -> Float[Tensor, " R"]:
-    """Value of polynomials; coefficients of 1, z, z^2 ... are rows, which keeps memory in order."""
+    """Values of polynomials; coefficients of 1, z, z^2 ... are rows, for contiguous memory."""
     value = coefficients[-1].clone()
     for row in coefficients[:-1].flip(0):
         value.mul_(place).add_(row)
@@ -218,7 +218,7 @@ def _evaluate(rows: Float[Tensor, "R 3 3 5"], s: Float[Tensor, " R"], c: Float[T
 
 
 def _kernel(matrix: Float[Tensor, "R 3 3"]) -> Float[Tensor, "R 3"]:
-    """The vector that three rows are perpendicular to, from the two that span most."""
+    """Vector perpendicular to all three rows, from the two that span most."""
     crosses = torch.linalg.cross(matrix[:, [0, 1, 2]], matrix[:, [1, 2, 0]])
     widest = crosses.square().sum(-1).argmax(-1)
     return crosses[torch.arange(len(matrix), device=matrix.device), widest]
@@ -227,7 +227,7 @@ def _kernel(matrix: Float[Tensor, "R 3 3"]) -> Float[Tensor, "R 3"]:
 def _polish(
     basis: Float[Tensor, "R 4 3 3"], mixture: Float[Tensor, "R 4"], steps: int
 ) -> tuple[Float[Tensor, "R 4"], Float[Tensor, " R"]]:
-    """Gauss-Newton steps on the cubic equations within the space of the five matches; the residual that is left."""
+    """Mixtures after Gauss-Newton steps on the cubic equations, and the remaining residual."""
     eye = torch.eye(4, dtype=basis.dtype, device=basis.device)
     for _ in range(steps):
         essential = (mixture[:, None] @ basis.flatten(2)).view(-1, 3, 3)

@@ -57,7 +57,7 @@ def _fill(
     long_side: Float[Tensor, " 2"],
     unknown: Bool[Tensor, " 2"],
 ) -> Float[Tensor, "F 2"]:
-    """Candidates, in long sides, where the focal length is not known."""
+    """Candidates, in long sides, for the focal lengths that are unknown."""
     return torch.where(unknown, candidates[:, None] * long_side, focal_px.nan_to_num()[None])
 
 
@@ -67,6 +67,6 @@ def _under(
     focal: Float[Tensor, "F 2"],
     long_side: Float[Tensor, " 2"],
 ) -> MatchBatch:
-    """The pair once for every focal length."""
+    """The pair repeated for every focal length."""
     rays_i, rays_j = offsets_i / focal[:, :1, None], offsets_j / focal[:, 1:, None]
     return MatchBatch(rays_i, rays_j, torch.ones(rays_i.shape[:2], dtype=torch.bool), focal * 1024 / long_side)

@@ -1,4 +1,4 @@
-"""Focal lengths to start from, where nobody knows them: votes of all pairs.
+"""Initial focal lengths where none are known, by votes of all pairs.
 
 A fundamental matrix becomes an essential one, with two equal singular values, only under the right focal
 length, and every verified pair votes for the focal lengths that make it so.
@@ -12,16 +12,16 @@ from jaxtyping import Bool, Float64, Int64
 from mbasfm.types.pairs import TwoView
 
 MIN_FOCAL, MAX_FOCAL, NUM_CANDIDATES = 0.3, 6.0, 150
-"""Candidates, in image widths (long side)."""
+"""Range and number of candidates, in image widths (long side)."""
 FALLBACK_FOCAL = 1.2
-"""COLMAP's guess, for scenes in which no pair can tell."""
+"""COLMAP's guess, for scenes in which no pair has a vote."""
 TOLERANCE = 0.03
 """Relative difference of the singular values at which a pair's vote has fallen to 1/e."""
 MAX_VOTES = 100
 """Inliers beyond this number make a fundamental matrix hardly more reliable."""
 ROUNDS = 8
 STARTS = (0.6, 0.9, 1.4, 2.2, 3.5)
-"""Where the search begins if cameras differ [image widths]: turns of one camera at a time end in local optima."""
+"""Starts of the search if cameras differ [image widths]: changing one camera at a time ends in local optima."""
 CANDIDATES = np.geomspace(MIN_FOCAL, MAX_FOCAL, NUM_CANDIDATES)
 FACTORS = np.geomspace(0.5, 2.0, 121)
 
@@ -62,7 +62,7 @@ def _climb(
     focal: Float64[np.ndarray, " N"],
     is_free: Bool[np.ndarray, " N"],
 ) -> Float64[np.ndarray, " N"]:
-    """More votes in turns: each camera for itself, then one factor for all, without which that would hardly change."""
+    """Focal lengths with more votes, by turns: each camera for itself, then one factor for all."""
     long_side = sizes.max(1)
     for _ in range(ROUNDS):
         before = focal

@@ -1,4 +1,4 @@
-"""Other people's relative-pose estimators behind the same call, for comparison: OpenCV's USAC_MAGSAC and PoseLib.
+"""Relative-pose estimators of other libraries behind the same call: OpenCV's USAC_MAGSAC and PoseLib.
 
 They work pair by pair. Input and output are those of ``mbasfm.estimators.ransac``.
 """
@@ -75,7 +75,7 @@ def estimate_by_rival(matches: MatchBatch, name: RivalName, tau_px: float, seed:
 
 
 def residuals_of(poses: Tensor, found: Tensor, matches: MatchBatch) -> Tensor:
-    """Sampson distances [px], infinite for the filling and behind a camera."""
+    """Sampson distances [px]; infinite for padding and for points behind a camera."""
     squared = sampson_squared(essential_from_pose(poses)[:, None], sampson_forms(matches, torch.float64))[:, 0]
     front = in_front(poses, homogeneous(matches.rays_i), homogeneous(matches.rays_j))
     return squared.sqrt().masked_fill(~(matches.is_match & front & found[:, None]), torch.inf)

@@ -32,12 +32,12 @@ from mbasfm.objective.losses import fit_weights
 
 MINIMAL = 5
 L1_FLOOR = 0.05
-"""Weights 1 / r grow no further below this share of tau."""
+"""Share of tau below which the weights 1 / r grow no further."""
 NUM_BINS = 64
 MAX_STEP = 0.2
-"""[rad], also for the direction of translation."""
+"""Largest step [rad], also for the direction of translation."""
 PAIRS_PER_CHUNK = 16
-"""So that residuals of all hypotheses of a chunk stay in the cache."""
+"""Number of pairs per chunk, so that residuals of all its hypotheses stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class RansacSettings:
     samples: int = 64
     """Minimal samples per round."""
     rounds: int = 16
-    """At most so many, until the share of inliers says that it is enough; the paper takes one round."""
+    """Largest number of rounds; fewer if the share of inliers allows. The paper takes one round."""
     confidence: float = 0.9999
     """Stop when a sample of inliers has been drawn with this probability."""
     candidates: int = 4
-    """So many of the best hypotheses of a round climb to a higher S^m; 0 leaves the best as it is."""
+    """Number of best hypotheses per round that climb to a higher S^m; 0 leaves the best as it is."""
     climb_steps: int = 3
     refine_steps: int = 8
-    """Of the last refinement, which is for the best only."""
+    """Number of steps of the last refinement, which is for the best only."""
     loss: str = "mixture"
     """Weights of the last refinement, from ``mbasfm.objective.losses``."""
     reach: float = 4.0
-    """Residuals up to so many tau take part in it."""
+    """Residuals up to this many tau take part in the last refinement."""
     seed: int = 0
 
 
@@ -80,9 +80,9 @@ class RelativePoses:
     score: Float[Tensor, " P"]
     """Sum over the matches, each in [0, 1]."""
     residual_px: Float[Tensor, "P M"]
-    """Sampson distances; infinite for the filling and behind a camera."""
+    """Sampson distances; infinite for padding and for points behind a camera."""
     samples: Int[Tensor, " P"]
-    """Minimal samples that were drawn."""
+    """Number of minimal samples drawn."""
 
     def inliers(self, tau_px: float) -> Bool[Tensor, "P M"]:
         """Matches within a threshold."""
@@ -94,7 +94,7 @@ class RelativePoses:
 
 
 def draw_samples(count: Int[Tensor, " P"], num_samples: int, size: int, seed: int) -> Int[Tensor, "P S k"]:
-    """Distinct matches of each pair; those of a pair do not depend on which others are in the batch."""
+    """Distinct matches of each pair, independent of the other pairs in the batch."""
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(num_samples, size, generator=generator, dtype=torch.float64)
     drawn: list[Tensor] = []
@@ -108,7 +108,7 @@ def draw_samples(count: Int[Tensor, " P"], num_samples: int, size: int, seed: in
 
 
 def minimal_hypotheses(matches: MatchBatch, num_samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Poses of random minimal samples, (P, H, 3, 4), and which places hold one (P, H)."""
+    """Poses of random minimal samples, (P, H, 3, 4), and which entries are valid (P, H)."""
     chosen = draw_samples(matches.is_match.sum(1), num_samples, MINIMAL, seed).clamp_max(matches.rays_i.shape[1] - 1)
     flat = chosen.flatten(1)[..., None].expand(-1, -1, 2)
     rays_i, rays_j = (
@@ -125,7 +125,7 @@ def minimal_hypotheses(matches: MatchBatch, num_samples: int, seed: int) -> tupl
 
 
 def _side_by_side(poses: Float[Tensor, "R 3 4"], pair: Int[Tensor, " R"], num_pairs: int) -> tuple[Tensor, Tensor]:
-    """Hypotheses of the same pair in one row; at least one place per row."""
+    """Hypotheses of the same pair in one row; at least one entry per row."""
     count = torch.bincount(pair, minlength=num_pairs)
     first = count.cumsum(0) - count
     place = torch.arange(len(pair), device=pair.device) - first[pair]
@@ -142,7 +142,7 @@ def _side_by_side(poses: Float[Tensor, "R 3 4"], pair: Int[Tensor, " R"], num_pa
 def climb(
     j_from_i: Float[Tensor, "P 3 4"], forms: Forms, is_match: Bool[Tensor, "P M"], tau_px: float, steps: int
 ) -> Float[Tensor, "P 3 4"]:
-    """Towards a higher S^m, whose gradient is that of a truncated L1 norm: the weights are 1 / r up to tau."""
+    """Poses with a higher S^m, whose gradient is that of a truncated L1 norm: the weights are 1 / r up to tau."""
     for _ in range(steps):
         residual, slope = sampson_linearized(j_from_i, forms)
         size = residual.abs()
@@ -154,7 +154,7 @@ def climb(
 def refine(
     j_from_i: Float[Tensor, "P 3 4"], forms: Forms, is_match: Bool[Tensor, "P M"], settings: RansacSettings
 ) -> Float[Tensor, "P 3 4"]:
-    """Iteratively re-weighted least squares of Sampson distances; each pair's weights follow its own residuals."""
+    """Poses after re-weighted least squares of Sampson distances; each pair's weights follow its own residuals."""
     reach = settings.reach * settings.tau_px
     binning = Binning(reach, num_bins=NUM_BINS, log_scale=0.05 * reach)
     group = torch.arange(len(j_from_i))
@@ -209,14 +209,14 @@ def _estimate_chunk(matches: MatchBatch, settings: RansacSettings) -> RelativePo
 
 
 def samples_needed(inlier_share: Float[Tensor, " P"], confidence: float) -> Float[Tensor, " P"]:
-    """Samples of five after which one without outliers was drawn with the given probability."""
+    """Number of samples of five needed to draw one without outliers with the given probability."""
     clean = inlier_share.clamp(1e-3, 1 - 1e-9) ** MINIMAL
     return math.log(1 - confidence) / torch.log1p(-clean)
 
 
 @dataclass
 class _Best:
-    """What was found so far: the only state of the search."""
+    """Best poses so far: the only state of the search."""
 
     pose: Tensor
     score: Tensor
@@ -246,7 +246,7 @@ def _best_of_round(
     forms: Forms,
     settings: RansacSettings,
 ) -> tuple[Float[Tensor, "P 3 4"], Float[Tensor, " P"]]:
-    """Score all, let the best few climb, and take the best of those."""
+    """Best pose of a round: all are scored, and the best few climb."""
     judge = settings.score, settings.tau_px
     scores = score_matrices(essential_from_pose(poses), forms, matches.is_match, *judge).masked_fill(~valid, -1)
     scores, order = scores.topk(min(max(settings.candidates, 1), scores.shape[1]), dim=1)
@@ -280,7 +280,7 @@ def finish_poses(
     samples: Int[Tensor, " P"],
     found: Bool[Tensor, " P"],
 ) -> RelativePoses:
-    """Refine, and of the four poses take that with most of the weight in front of both cameras."""
+    """Refined poses; of each essential matrix's four, the one with most weight in front of both cameras."""
     forms = sampson_forms(matches, torch.float64)
     pose = refine(start, forms, matches.is_match, settings) if settings.candidates else start
     squared = sampson_squared(essential_from_pose(pose)[:, None], forms)[:, 0]
@@ -298,7 +298,7 @@ def finish_poses(
 
 
 def sigma_px(poses: RelativePoses, tau_px: float) -> Float[Tensor, " P"]:
-    """Scale of a Gaussian with the median of the residuals within tau."""
+    """Standard deviation of a Gaussian with the median of the residuals within tau."""
     inside = poses.inliers(tau_px).double()
     distribution = fit_distribution(
         poses.residual_px, inside, Binning(tau_px, 200), torch.arange(len(inside)), len(inside)

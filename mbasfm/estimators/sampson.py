@@ -18,30 +18,30 @@ TINY = 1e-20
 
 @dataclass(frozen=True)
 class MatchBatch:
-    """Matches of P pairs of frames (i, j) with known intrinsics; rows are filled up to the same number."""
+    """Matches of P pairs of frames (i, j) with known intrinsics; rows are padded to the same length."""
 
     rays_i: Float[Tensor, "P M 2"]
     """Undistorted x/z, y/z."""
     rays_j: Float[Tensor, "P M 2"]
     is_match: Bool[Tensor, "P M"]
-    """False for the filling, which comes after all matches."""
+    """False for padding, which comes after all matches."""
     focal_px: Float[Tensor, "P 2"]
-    """Of i and j, in the pixels that thresholds are in."""
+    """Focal lengths of i and j, in the pixels of the thresholds."""
 
     @property
     def num_pairs(self) -> int:
-        """P."""
+        """Number of pairs, P."""
         return len(self.rays_i)
 
     def pairs(self, chosen: Tensor | slice) -> "MatchBatch":
-        """Some of the pairs."""
+        """The chosen pairs."""
         return MatchBatch(self.rays_i[chosen], self.rays_j[chosen], self.is_match[chosen], self.focal_px[chosen])
 
     @staticmethod
     def stack(
         rays_i: list[Float[Tensor, "_ 2"]], rays_j: list[Float[Tensor, "_ 2"]], focal_px: Float[Tensor, "P 2"]
     ) -> "MatchBatch":
-        """Pairs with different numbers of matches as one batch."""
+        """One batch of pairs with different numbers of matches."""
         pad = torch.nn.utils.rnn.pad_sequence
         is_match = pad([torch.ones(len(rays), dtype=torch.bool) for rays in rays_i], batch_first=True)
         first, second = (pad([item.double() for item in rays], batch_first=True) for rays in (rays_i, rays_j))
@@ -49,7 +49,7 @@ class MatchBatch:
 
 
 def homogeneous(rays: Float[Tensor, "*B 2"]) -> Float[Tensor, "*B 3"]:
-    """With z = 1."""
+    """Rays with z = 1 appended."""
     return torch.cat([rays, torch.ones_like(rays[..., :1])], -1)
 
 
@@ -59,7 +59,7 @@ def homogeneous(rays: Float[Tensor, "*B 2"]) -> Float[Tensor, "*B 3"]:
 
 @dataclass(frozen=True)
 class Forms:
-    """What Sampson distances need of the matches, computed once."""
+    """Products of the matches that Sampson distances need, computed once."""
 
     bilinear: Float[Tensor, "P 9 M"]
     """Products of the rays of j and i."""
@@ -122,7 +122,7 @@ def sampson_linearized(
 
 
 def essential_from_pose(j_from_i: Float[Tensor, "*B 3 4"]) -> Float[Tensor, "*B 3 3"]:
-    """[t]x R."""
+    """Essential matrix [t]x R."""
     return skew(j_from_i[..., 3]) @ j_from_i[..., :3]
 
 
@@ -134,7 +134,7 @@ def tangents(direction: Float[Tensor, "P 3"]) -> Float[Tensor, "P 2 3"]:
 
 
 def moved(j_from_i: Float[Tensor, "P 3 4"], step: Float[Tensor, "P 5"]) -> Float[Tensor, "P 3 4"]:
-    """Rotation turned by the first three unknowns, direction of translation moved along its tangents by two."""
+    """Pose with its rotation turned by the first three unknowns and its direction moved along the tangents by two."""
     rotation = exp_so3(step[:, :3]) @ j_from_i[..., :3]
     along = (step[:, 3:, None] * tangents(j_from_i[..., 3])).sum(1)
     return torch.cat([rotation, normalize(j_from_i[..., 3] + along, dim=-1)[..., None]], -1)

@@ -1,4 +1,4 @@
-"""Scores of RANSAC: what one match adds, from its squared residual over tau squared."""
+"""Scores of RANSAC: contribution of one match, from its squared residual over tau squared."""
 
 import math
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from torch import Tensor
 from mbasfm.estimators.sampson import Forms, sampson_squared
 
 NUM_THRESHOLDS = 100
-"""T of S^m."""
+"""Number of thresholds, T of S^m."""
 CHI_QUANTILE = 3.6437
-"""Of the chi distribution with four degrees of freedom, at 0.99: tau in sigmas."""
+"""Quantile 0.99 of the chi distribution with four degrees of freedom: tau in sigmas."""
 
 ScoreName = Literal["inliers", "msac", "magsac", "marginalized"]
 

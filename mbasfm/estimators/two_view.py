@@ -1,4 +1,4 @@
-"""Two frames: which of their matches agree with one relative pose, and which pose that is.
+"""Two frames: their relative pose, and the matches that agree with it.
 
 RANSAC is poselib's (LO-RANSAC with the five-point or seven-point solver). Whether a pair is more than chance is decided
 by the expected number of false alarms, so that few but clean matches count and many random ones do not.
@@ -28,17 +28,17 @@ MIN_INLIER_RATIO = 0.25
 MAX_ITERATIONS = 2000
 MIN_ITERATIONS = 100
 PLANE_SHARE = 0.9
-"""A pair with this share of its inliers on one homography says little about its translation."""
+"""Share of inliers on one homography from which a pair says little about its translation."""
 RIVAL_SHARE = 0.7
-"""A pose that so many inliers allow may be the right one: the others may be wrong matches."""
+"""Share of inliers with which a second pose may be the right one: the others may be wrong matches."""
 MIN_RIVAL_DEG = 3.0
-"""Poses that differ by less are one."""
+"""Poses that differ by less are the same."""
 GRID = 16
 """Cells per side in which matches are counted to estimate co-visibility."""
 
 
 def pack(view: TwoView | None) -> dict[str, np.ndarray]:
-    """A pair, or that there is none, as arrays to be stored; its frames' numbers are left out."""
+    """Arrays that store a pair, or that there is none; its frames' numbers are left out."""
     if view is None:
         return {}
     numbers = [view.is_planar, view.log10_false_alarms, view.inlier_ratio, *view.covisibility]
@@ -48,7 +48,7 @@ def pack(view: TwoView | None) -> dict[str, np.ndarray]:
 
 
 def unpack(frames: tuple[int, int], arrays: Mapping[str, np.ndarray]) -> TwoView | None:
-    """The pair that ``pack`` took apart."""
+    """Pair from the arrays that ``pack`` returned."""
     if "matches" not in arrays:
         return None
     planar, alarms, ratio, *shares = arrays["numbers"].tolist()
@@ -58,7 +58,7 @@ def unpack(frames: tuple[int, int], arrays: Mapping[str, np.ndarray]) -> TwoView
 
 
 def sees(lens: Lens, pixels: Float64[np.ndarray, "M 2"]) -> Bool[np.ndarray, " M"]:
-    """Whether pixels are of rays that can be used: a fisheye sees what is beside it, or behind."""
+    """Which pixels have usable rays: a fisheye also sees what is beside it, or behind."""
     if not lens.is_fisheye:
         return np.ones(len(pixels), dtype=bool)
     radius = torch.from_numpy((pixels - lens.center) / lens.focal)
@@ -73,7 +73,7 @@ def verify(
     max_error_px: float,
     calibrated: bool,
 ) -> TwoView | None:
-    """The pair if its matches agree by more than chance, else None. ``max_error_px`` at a long side of 1024."""
+    """Verified pair, or None if its matches agree no more than by chance. ``max_error_px`` at a long side of 1024."""
     matches = matches[sees(lenses[0], pixels[0][matches[:, 0]]) & sees(lenses[1], pixels[1][matches[:, 1]])]
     if len(matches) < MIN_INLIERS:
         return None
@@ -103,7 +103,7 @@ def verify(
 
 
 def inherit(found: TwoView, earlier: TwoView) -> TwoView:
-    """What was verified again among the inliers of an earlier estimate, with the odds that the first had."""
+    """The second estimate of a pair, with false alarms and inlier ratio relative to all matches of the first."""
     ratio = earlier.inlier_ratio * found.inlier_ratio
     return replace(found, log10_false_alarms=earlier.log10_false_alarms, inlier_ratio=ratio)
 
@@ -132,7 +132,7 @@ def _fundamental(
 def fundamental_from_pose(
     j_from_i: Float64[np.ndarray, "3 4"], lenses: tuple[Lens, Lens]
 ) -> Float64[np.ndarray, "3 3"]:
-    """K_j^-T [t]x R K_i^-1, the lens taken as free of distortion."""
+    """Fundamental matrix K_j^-T [t]x R K_i^-1, without lens distortion."""
     x, y, z = j_from_i[:, 3]
     essential = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]) @ j_from_i[:, :3]
     inverse_i, inverse_j = (np.linalg.inv(calibration_matrix(lens)) for lens in lenses)
@@ -141,13 +141,13 @@ def fundamental_from_pose(
 
 
 def calibration_matrix(lens: Lens) -> Float64[np.ndarray, "3 3"]:
-    """K."""
+    """Calibration matrix K."""
     (fx, fy), (cx, cy) = lens.focal, lens.center
     return np.array([[fx, 0, cx], [0, fy, cy], [0, 0, 1.0]])
 
 
 def _straighten(points: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.ndarray, "M 2"]:
-    """Pixels as the lens would show them if it did not distort: only then a plane is a homography."""
+    """Pixels without lens distortion: only then does a plane give a homography."""
     if not lens.is_fisheye and not lens.distortion.any():
         return points
     camera = lens.camera()
@@ -158,7 +158,7 @@ def _straighten(points: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.nd
 def _homography(
     points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], limit: float
 ) -> tuple[Float64[np.ndarray, "3 3"], float]:
-    """The homography of most points, and their share."""
+    """Homography with most inliers, and their share."""
     options = {"max_reproj_error": limit, "max_iterations": 500, "min_iterations": 50, "seed": 0}
     matrix, info = poselib.estimate_homography(points_i, points_j, options, {})
     return np.asarray(matrix), float(np.mean(info["inliers"]))
@@ -171,7 +171,7 @@ def _rival(
     lenses: tuple[Lens, Lens],
     limit: float,
 ) -> Float64[np.ndarray, "3 4"] | None:
-    """The other pose that a plane allows, if most points lie near their lines and in front of both cameras."""
+    """Second pose that a plane allows, if most points lie near their epipolar lines and in front of both cameras."""
     first, second = (calibration_matrix(lens) for lens in lenses)
     poses, _ = poselib.motion_from_homography(np.linalg.inv(second) @ homography @ first)
     best, best_share = None, RIVAL_SHARE
@@ -190,7 +190,7 @@ def _rival(
 def _is_possible(
     j_from_i: Float64[np.ndarray, "3 4"], rays: Sequence[Float64[np.ndarray, "M 3"]], limit: float
 ) -> Bool[np.ndarray, " M"]:
-    """Whether rays meet, within the limit at z = 1, in front of both cameras."""
+    """Which rays meet, within the limit at z = 1, in front of both cameras."""
     turned, step = rays[0] @ j_from_i[:, :3].T, j_from_i[:, 3]
     line, between = np.cross(turned, step), np.cross(turned, rays[1])
     distance = np.abs((line * rays[1]).sum(1)) / np.maximum(np.linalg.norm(line[:, :2], axis=1), 1e-12)
@@ -224,7 +224,7 @@ def _cells(pixels: Float64[np.ndarray, "M 2"], size: Int64[np.ndarray, " 2"]) ->
 
 
 def _filled(cells: Bool[np.ndarray, "16 16"], axis: int) -> Bool[np.ndarray, "16 16"]:
-    """Between the first and the last cell that is set, along an axis."""
+    """Cells between the first and the last set one, along an axis."""
     forward = np.logical_or.accumulate(cells, axis)
     backward = np.flip(np.logical_or.accumulate(np.flip(cells, axis), axis), axis)
     return forward & backward

@@ -19,7 +19,7 @@ DEFAULT_THRESHOLDS_DEG = (1.0, 3.0, 5.0)
 PAIRS_AT_ONCE = 1_000_000
 """Bounds the memory of scenes with thousands of frames."""
 MIN_TO_ALIGN = 3
-"""Fewer camera centres fit any others."""
+"""Smallest number of camera centres to align; fewer fit any others."""
 
 # ----------------------------------------------------------------------------------------------------------------
 # Pairs of frames
@@ -33,11 +33,11 @@ class PairErrors:
     translation_deg: Float[Tensor, "*P"]
     """Sign-aware: a reversed baseline is 180 degrees off."""
     known: Bool[Tensor, "*P"]
-    """Both frames have a pose, at different places."""
+    """Whether both frames have a pose, at different positions."""
 
     @property
     def folded_deg(self) -> Float[Tensor, "*P"]:
-        """Translation errors that do not tell t from -t."""
+        """Translation errors that ignore the sign of t."""
         folded = torch.minimum(self.translation_deg, 180 - self.translation_deg)
         return folded.where(self.known, torch.full_like(folded, 180.0))
 
@@ -47,7 +47,7 @@ class PairErrors:
 
 
 def all_pairs(num_frames: int, ordered: bool = False) -> Int64[Tensor, "P 2"]:
-    """Pairs i < j; ordered: (j, i) too, behind them.
+    """Pairs i < j; if ordered, followed by the pairs (j, i).
 
     The order matters: the baseline of (i, j) is seen by camera j, and turns with the error of its rotation.
     """
@@ -118,7 +118,7 @@ def pose_errors_deg(
 
 
 def cosine_rounded_deg(angle_deg: Float[Tensor, " P"]) -> Float[Tensor, " P"]:
-    """Angles as FastMap's evaluation has them: the cosine rounded to 4 decimals, so that 0.57 degrees become 0."""
+    """Angles as in FastMap's evaluation: the cosine is rounded to 4 decimals, so that 0.57 degrees become 0."""
     return torch.acos(torch.round(torch.cos(angle_deg.deg2rad()), decimals=4).clamp(-1, 1)).rad2deg()
 
 
@@ -140,7 +140,7 @@ def auc(errors: Float[Tensor, " P"], threshold: float) -> float:
 
 
 def auc_trapezoid(errors: Float[Tensor, " P"], threshold: float) -> float:
-    """The same area, with straight lines between the errors: what SuperGlue, LoFTR, DF-SfM and FastMap report."""
+    """Area with straight lines between the errors, as SuperGlue, LoFTR, DF-SfM and FastMap report it."""
     inside = errors[errors < threshold].sort().values
     # From (0, 0) through (error k, k / P), and level from the last one to the threshold.
     x = torch.cat([inside.new_zeros(1), inside, inside.new_tensor([threshold])])
@@ -149,7 +149,7 @@ def auc_trapezoid(errors: Float[Tensor, " P"], threshold: float) -> float:
 
 
 def recall_curve(errors: Float[Tensor, " P"], thresholds: Sequence[float]) -> list[float]:
-    """Accuracy over thresholds, for plots."""
+    """Accuracy at each threshold, for plots."""
     return [accuracy(errors, threshold) for threshold in thresholds]
 
 
@@ -165,7 +165,7 @@ def pose_auc(
 
 
 def pooled(values: Sequence[float], num_pairs: Sequence[int]) -> float:
-    """Accuracy or AUC over the pairs of all scenes together, from those of each: large scenes weigh more."""
+    """Accuracy or AUC over the pairs of all scenes, from those of each scene: large scenes weigh more."""
     return sum(value * count for value, count in zip(values, num_pairs, strict=True)) / sum(num_pairs)
 
 
@@ -179,25 +179,25 @@ class FrameErrors:
 
     rotation_deg: Float[Tensor, " N"]
     distance: Float[Tensor, " N"]
-    """Between camera centres, not between translation vectors [world units]."""
+    """Distance between camera centres, not between translation vectors [world units]."""
 
     def share_within(self, distance: float, angle_deg: float) -> float:
-        """Frames for which both errors are below their limits."""
+        """Share of frames with both errors below their limits."""
         return float(((self.distance < distance) & (self.rotation_deg < angle_deg)).double().mean())
 
     def share_beyond(self, distance: float, angle_deg: float) -> float:
-        """Frames that have a pose, but one that is off by more than one of the limits: worse than none."""
+        """Share of frames with a pose that exceeds one of the limits: worse than none."""
         wrong = (self.distance > distance) | (self.rotation_deg > angle_deg)
         return float((wrong & self.distance.isfinite()).double().mean())
 
     @property
     def median_distance(self) -> float:
-        """Infinite if half of the frames have no pose."""
+        """Median distance; infinite if half of the frames have no pose."""
         return _median(self.distance)
 
     @property
     def median_rotation_deg(self) -> float:
-        """Infinite if half of the frames have no pose."""
+        """Median rotation error; infinite if half of the frames have no pose."""
         return _median(self.rotation_deg)
 
 
@@ -206,7 +206,7 @@ def frame_errors(
     true_cam_from_world: Float[Tensor, "N 3 4"],
     registered: Bool[Tensor, " N"] | None = None,
 ) -> FrameErrors:
-    """Errors without any alignment: both are poses in one world."""
+    """Errors without any alignment: both sets of poses are in one world."""
     rotation = rotation_angle(cam_from_world[..., :3] @ true_cam_from_world[..., :3].mT).rad2deg()
     distance = (camera_centers(cam_from_world) - camera_centers(true_cam_from_world)).norm(dim=-1)
     has_pose = cam_from_world.isfinite().flatten(1).all(-1)
@@ -257,7 +257,7 @@ def normalised_trajectory_error(
 
 
 def _median(values: Float[Tensor, " N"]) -> float:
-    """Of an even number of values, the mean of the two in the middle."""
+    """Median; for an even number of values, the mean of the two in the middle."""
     ordered = values.sort().values
     low, high = ordered[(len(values) - 1) // 2], ordered[len(values) // 2]
     return float(high) if torch.isinf(high) else float((low + high) / 2)

@@ -31,22 +31,22 @@ from mbasfm.evaluation.metrics import (
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is measured, over which pairs, and how scenes are put together."""
+    """Measures, the pairs they are over, and how scenes are combined."""
 
     title: str
     measures: tuple[str, ...]
     ordered: bool = False
-    """Over (i, j) and (j, i), not only i < j."""
+    """Whether both (i, j) and (j, i) count, not only i < j."""
     folded: bool = False
-    """Published figures do not tell t from -t."""
+    """Whether published figures ignore the sign of t."""
     trapezoid: bool = False
-    """AUC by straight lines between errors, not by steps."""
+    """Whether the AUC has straight lines between errors instead of steps."""
     pooled: bool = False
-    """All pairs of all scenes together, not the mean over scenes."""
+    """Whether all pairs of all scenes count together, instead of the mean over scenes."""
     covisible: bool = False
-    """Only pairs that see the same: the truth comes with a list of them."""
+    """Whether only covisible pairs count, of which the truth has a list."""
     absolute: bool = False
-    """Poses are in the world of the truth: nothing is aligned."""
+    """Whether poses are in the world of the truth, so that nothing is aligned."""
 
 
 ANGLES = ("RRA@1", "RRA@3", "RRA@5", "RTA@1", "RTA@3", "RTA@5", "AUC@1", "AUC@3", "AUC@5", "AUC@10")
@@ -98,7 +98,7 @@ PROTOCOLS: Mapping[str, Protocol] = {
 
 
 def find_protocol(name: str) -> Protocol:
-    """By its name; says which there are."""
+    """Protocol of a name; the error for an unknown name lists all."""
     if name not in PROTOCOLS:
         raise ConfigError(f"no protocol is named {name!r}; there are {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
@@ -132,7 +132,7 @@ def evaluate(
 
 
 def pair_measures(errors: PairErrors, protocol: Protocol) -> dict[str, float]:
-    """Those measures of a protocol that are about pairs; usable alone for two-view benchmarks."""
+    """Measures of a protocol that are about pairs; usable alone for two-view benchmarks."""
     found: dict[str, float] = {}
     for name in protocol.measures:
         kind, at, limit = name.partition("@")
@@ -148,7 +148,7 @@ def pair_measures(errors: PairErrors, protocol: Protocol) -> dict[str, float]:
 
 
 def _angles(kind: str, errors: PairErrors) -> tuple[Tensor, Tensor | None]:
-    """What a measure is about: sign-aware and, where translation enters, folded."""
+    """Angles of a measure: sign-aware and, where translation enters, folded."""
     if kind == "RRA":
         return errors.rotation_deg, None
     if kind == "RTA":

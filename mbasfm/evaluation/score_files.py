@@ -1,4 +1,4 @@
-"""Scoring pose files: which pose of one is which of the other, and what a protocol says about them."""
+"""Scores of pose files by a protocol, after matching their poses by name, time or order."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ from mbasfm.io.poses import MAX_TIME_APART, PoseFile, read_poses
 CURVE_DEG = tuple(round(0.05 * 400 ** (step / 80), 6) for step in range(81))
 """Thresholds of the curve that is plotted: 0.05 to 20 degrees in equal ratios."""
 CURVE_CM = tuple(round(0.5 * 100 ** (step / 80), 6) for step in range(81))
-"""The same where poses are absolute: 0.5 to 50 cm."""
+"""Thresholds of the curve for absolute poses: 0.5 to 50 cm in equal ratios."""
 CURVE_MAX_DEG = 5.0
 
 
 @dataclass(frozen=True)
 class Score:
-    """What became of one estimate."""
+    """Result of one estimate."""
 
     measures: dict[str, float]
     num_images: int
-    """Of the truth."""
+    """Number of images of the truth."""
     num_registered: int
     num_pairs: int
     num_strangers: int = 0
-    """Images of the estimate that the truth does not have."""
+    """Number of images of the estimate that the truth does not have."""
     curve: tuple[float, ...] = ()
     """Share of pairs whose pose error is below each of CURVE_DEG; where poses are absolute, share of images nearer than
     each of CURVE_CM, turned by less than 5 degrees."""
@@ -45,7 +45,7 @@ def score_poses(
     protocol: Protocol,
     pairs: Int64[Tensor, "P 2"] | None = None,
 ) -> Score:
-    """Score poses by name against those of ``names``; what is not there is wrong."""
+    """Score of poses by name against those of ``names``; a missing pose is wrong."""
     nowhere = np.full((3, 4), np.nan)
     poses = torch.from_numpy(np.stack([estimate.get(name, nowhere) for name in names]))
     registered = poses.isfinite().flatten(1).all(-1)
@@ -120,7 +120,7 @@ def join_rows(estimate: PoseFile, truth: PoseFile) -> dict[int, int]:
 
 
 def _rows_by_stamp(estimate: PoseFile, truth: PoseFile) -> dict[int, int]:
-    """Two trajectories: the nearest time stamp or the same number, each pose once."""
+    """Rows of two trajectories matched by the nearest time stamp or the same number, each pose once."""
     stamps, true_stamps = (np.array([float(name) for name in file.names]) for file in (estimate, truth))
     nearest = np.abs(true_stamps[None] - stamps[:, None]).argmin(1)
     apart = np.abs(true_stamps[nearest] - stamps)

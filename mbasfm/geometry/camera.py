@@ -21,7 +21,7 @@ UNDISTORT_STEPS = 12
 
 
 def distort(rays: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*C 4"]) -> Float[Tensor, "*B 2"]:
-    """COLMAP's OPENCV lens: radial k1, k2 and tangential p1, p2."""
+    """Rays distorted by COLMAP's OPENCV lens: radial k1, k2 and tangential p1, p2."""
     k1, k2, p1, p2 = coefficients.unbind(-1)
     x, y = rays.unbind(-1)
     xx, yy, xy = x * x, y * y, x * y
@@ -56,7 +56,7 @@ def distort_jacobian(rays: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*
 
 
 def solve_2x2(matrix: Float[Tensor, "*B 2 2"], vector: Float[Tensor, "*B 2"]) -> Float[Tensor, "*B 2"]:
-    """Cramer's rule: a batched LU costs far more than it saves here."""
+    """Solution of a 2x2 system by Cramer's rule: a batched LU costs far more than it saves here."""
     (a, b), (c, d) = ((row.unbind(-1)) for row in matrix.unbind(-2))
     x, y = vector.unbind(-1)
     return torch.stack([d * x - b * y, a * y - c * x], -1) / (a * d - b * c)[..., None]
@@ -91,7 +91,7 @@ def _before_the_turn(rays: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*
 def bend(
     rays: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*C 4"], is_fisheye: Bool[Tensor, "*C"]
 ) -> Float[Tensor, "*B 2"]:
-    """Distorted rays, through whichever lens."""
+    """Distorted rays, through either kind of lens."""
     return _choose(distort, distort_fisheye, rays, coefficients, is_fisheye)
 
 
@@ -122,7 +122,7 @@ def _choose(
     coefficients: Tensor,
     is_fisheye: Tensor,
 ) -> Tensor:
-    """One function or the other per row; neither sees coefficients that are not its own."""
+    """Apply one function or the other to each row; neither sees coefficients that are not its own."""
     if not bool(is_fisheye.any()):
         return usual(rays, coefficients)
     if bool(is_fisheye.all()):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mbasfm.geometry.camera import unit_rays
 from mbasfm.geometry.rigid import compose, invert
-from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.cameras import Cameras
 
 
 def epipolar_lines(rays_i: Float[Tensor, "K 3"], j_from_i: Float[Tensor, "3 4"]) -> Float[Tensor, "K 3"]:
@@ -26,5 +26,5 @@ def line_distances_px(
         for end, places in zip(ends, pixels, strict=True)
     ]
     j_from_i = compose(cameras.cam_from_world[ends[1]], invert(cameras.cam_from_world[ends[0]]))
-    focal = cameras.intrinsics.focal[ends[1]].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[ends[1]].max()
+    focal = cameras.intrinsics.reference_focal[ends[1]]
     return ((epipolar_lines(rays[0], j_from_i) * rays[1]).sum(-1).abs() * focal).numpy()

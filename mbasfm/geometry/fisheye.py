@@ -27,13 +27,13 @@ def _slope(theta: Float[Tensor, "*B"], coefficients: Float[Tensor, "*C 4"]) -> F
 
 
 def _polar(rays: Float[Tensor, "*B 2"]) -> tuple[Float[Tensor, "*B"], Float[Tensor, "*B 2"]]:
-    """Length, never quite zero, and direction."""
+    """Length of rays, never quite zero, and their direction."""
     length = (rays.square().sum(-1) + TINY**2).sqrt()
     return length, rays / length[..., None]
 
 
 def distort_fisheye(rays: Float[Tensor, "*B 2"], coefficients: Float[Tensor, "*C 4"]) -> Float[Tensor, "*B 2"]:
-    """Where rays are seen, in focal lengths from the principal point."""
+    """Rays distorted by the lens, in focal lengths from the principal point."""
     length, direction = _polar(rays)
     return direction * fisheye_radius(length.atan(), coefficients)[..., None]
 

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float32
 
 MAX_RAYS, NUM_PROPOSALS, RAY_TOLERANCE = 20_000, 200, 0.01
-"""Of a point map: pixels that judge, pixels that propose, and how near its place a point must be seen [long sides]."""
+"""Of a point map: number of judging pixels, of proposing ones, and how far off a point may be seen [long sides]."""
 
 
 def focal_from_points(points: Float32[np.ndarray, "h w 3"], width: int, height: int) -> float:

@@ -11,7 +11,7 @@ CLUSTER_FRAMES, MAX_CLUSTERS = 40, 160
 
 
 def cluster_frames(pairs: Int[Tensor, "P 2"], num_frames: int) -> Int[Tensor, " N"]:
-    """Number of a cluster for every frame: each belongs to the nearest of some frames, by steps in the graph."""
+    """Cluster number of every frame: each frame joins the nearest of a few seed frames, by steps in the graph."""
     count = min(max(num_frames // CLUSTER_FRAMES, 1), MAX_CLUSTERS)
     low, high = pairs.numpy().T
     links = scipy.sparse.coo_matrix((np.ones(len(low)), (low, high)), shape=(num_frames, num_frames)).tocsr()

@@ -11,7 +11,7 @@ _STEP, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1
 
 
 def lots(seed: int, *keys: Integer[np.ndarray, " M"] | int) -> Float64[np.ndarray, " _"]:
-    """A number in [0, 1) for every combination of whole numbers; independent of all others, the same each time."""
+    """A number in [0, 1) for every combination of integers: independent of all others, and the same each time."""
     mixed = _mix(np.array([seed], dtype=np.uint64))
     for key in keys:
         mixed = _mix(mixed ^ _mix(np.atleast_1d(key).astype(np.int64).astype(np.uint64)))
@@ -19,13 +19,13 @@ def lots(seed: int, *keys: Integer[np.ndarray, " M"] | int) -> Float64[np.ndarra
 
 
 def places(pixels: Float[np.ndarray, "M 2"]) -> Int64[np.ndarray, " M"]:
-    """A whole number for the pixel that a position lies in: what a keypoint is known by, whatever its number."""
+    """The pixel that each position lies in, as one integer: identifies a keypoint whatever its index."""
     column, row = np.floor(pixels).astype(np.int64).T
     return (row << 32) + column
 
 
 def _mix(number: UInt64[np.ndarray, " _"]) -> UInt64[np.ndarray, " _"]:
-    """SplitMix64 (Steele, Lea, Flood 2014); it means to overflow."""
+    """SplitMix64 (Steele, Lea, Flood 2014); overflow is intended."""
     state = number + _STEP
     state = (state ^ (state >> np.uint64(30))) * _FIRST
     state = (state ^ (state >> np.uint64(27))) * _SECOND

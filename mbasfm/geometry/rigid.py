@@ -28,20 +28,20 @@ def exp_se3(xi: Float[Tensor, "*B 6"]) -> Float[Tensor, "*B 3 4"]:
 
 
 def compose(c_from_b: Float[Tensor, "*B 3 4"], b_from_a: Float[Tensor, "*C 3 4"]) -> Float[Tensor, "*D 3 4"]:
-    """c_from_a."""
+    """Return c_from_a."""
     rotation = c_from_b[..., :3] @ b_from_a[..., :3]
     translation = (c_from_b[..., :3] @ b_from_a[..., 3:]) + c_from_b[..., 3:]
     return torch.cat([rotation, translation], -1)
 
 
 def invert(b_from_a: Float[Tensor, "*B 3 4"]) -> Float[Tensor, "*B 3 4"]:
-    """a_from_b."""
+    """Return a_from_b."""
     a_from_b = b_from_a[..., :3].mT
     return torch.cat([a_from_b, -(a_from_b @ b_from_a[..., 3:])], -1)
 
 
 def transform(b_from_a: Float[Tensor, "*B 3 4"], points_a: Float[Tensor, "*B K 3"]) -> Float[Tensor, "*B K 3"]:
-    """The same points in coordinates of b."""
+    """Points in the coordinates of b."""
     return points_a @ b_from_a[..., :3].mT + b_from_a[..., None, :, 3]
 
 
@@ -54,12 +54,12 @@ def adjoint(b_from_a: Float[Tensor, "*B 3 4"]) -> Float[Tensor, "*B 6 6"]:
 
 
 def camera_centers(cam_from_world: Float[Tensor, "*B 3 4"]) -> Float[Tensor, "*B 3"]:
-    """Where the cameras stand in the world."""
+    """Positions of the cameras in the world."""
     return invert(cam_from_world)[..., 3]
 
 
 def rotation_angle(rotation: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*B"]:
-    """Angle in [0, pi]; exact also near 0 and pi, where the arc cosine of the trace is not."""
+    """Rotation angle in [0, pi]; exact also near 0 and pi, where the arc cosine of the trace is not."""
     sine = torch.stack(
         [
             rotation[..., 2, 1] - rotation[..., 1, 2],
@@ -73,7 +73,7 @@ def rotation_angle(rotation: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*B"]:
 
 
 def rotation_from_6d(columns: Float[Tensor, "*B 6"]) -> Float[Tensor, "*B 3 3"]:
-    """Gram-Schmidt of two 3-vectors, which become the first two columns."""
+    """Rotation whose first two columns are the Gram-Schmidt basis of two 3-vectors."""
     first = torch.nn.functional.normalize(columns[..., :3], dim=-1)
     second = columns[..., 3:] - (first * columns[..., 3:]).sum(-1, keepdim=True) * first
     second = torch.nn.functional.normalize(second, dim=-1)
@@ -81,7 +81,7 @@ def rotation_from_6d(columns: Float[Tensor, "*B 6"]) -> Float[Tensor, "*B 3 3"]:
 
 
 def rotation_to_6d(rotation: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*B 6"]:
-    """The first two columns; rotation_from_6d brings the rotation back."""
+    """First two columns of the rotation; inverse of rotation_from_6d."""
     return rotation[..., :2].mT.flatten(-2)
 
 

@@ -1,4 +1,4 @@
-"""Similarities between two worlds that hold the same cameras, robust against a few that lie, and which way is up."""
+"""Similarities between two worlds that hold the same cameras, robust to outlier cameras, and which way is up."""
 
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -12,16 +12,16 @@ from mbasfm.geometry.rigid import camera_centers, orthonormalize
 from mbasfm.types.cameras import Cameras
 
 MAX_TRIALS = 200
-"""Subsets of cameras that are tried as a start; all of them where there are fewer."""
+"""Largest number of camera subsets tried as a start; where fewer exist, all of them are."""
 ROUNDS = 20
 CAUCHY = 2.385
 MAD_3D = 1.538
-"""Median length of a 3-vector of unit normal numbers."""
+"""Median length of a 3-vector of standard normal numbers."""
 AXES_SHARE = 0.01
-"""How much the orientation of cameras counts beside their positions: enough where these lie on a line."""
+"""Weight of the cameras' orientations beside their positions: enough to decide where positions lie on a line."""
 TINY = 1e-12
 UP_SHARE = 0.05
-"""How much the up vectors of cameras count beside their horizontal axes, which photographers keep level."""
+"""Weight of the cameras' up vectors beside their horizontal axes, which photographers keep level."""
 CLEARLY_UP = 0.2
 ROLL = 0.05
 """Sine of the roll at which a camera begins to count less."""
@@ -30,7 +30,7 @@ MIN_LENGTH = 1e-9
 
 @dataclass(frozen=True)
 class Similarity:
-    """x_new = scale R x_old + t."""
+    """A similarity x_new = scale R x_old + t."""
 
     scale: Float[Tensor, ""]
     rigid: Float[Tensor, "3 4"]
@@ -38,11 +38,11 @@ class Similarity:
 
     @staticmethod
     def build(scale: float, rotation: Float[Tensor, "3 3"], translation: Float[Tensor, " 3"]) -> "Similarity":
-        """From its parts."""
+        """Similarity of the given scale, rotation and translation."""
         return Similarity(torch.tensor(scale, dtype=torch.float64), torch.cat([rotation, translation[:, None]], -1))
 
     def points(self, points: Float[Tensor, "*B 3"]) -> Float[Tensor, "*B 3"]:
-        """Points of the old world in the new one."""
+        """Points of the old world, in the new one."""
         return self.scale * points @ self.rigid[:, :3].T + self.rigid[:, 3]
 
     def poses(self, cam_from_world: Float[Tensor, "N 3 4"]) -> Float[Tensor, "N 3 4"]:
@@ -64,7 +64,7 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The same cameras in two worlds: where they stand, and optionally axes that must agree."""
+    """The same cameras in two worlds: their positions, and optionally axes that must agree."""
 
     source: Float[Tensor, "M 3"]
     target: Float[Tensor, "M 3"]
@@ -74,7 +74,7 @@ class Pairs:
 
     @staticmethod
     def of_poses(source: Float[Tensor, "M 3 4"], target: Float[Tensor, "M 3 4"]) -> "Pairs":
-        """Of cam_from_world in both worlds."""
+        """Pairs of the poses cam_from_world in both worlds."""
         return Pairs(camera_centers(source), camera_centers(target), source[..., :3].mT, target[..., :3].mT)
 
 
@@ -164,7 +164,7 @@ def _subsets(count: int, size: int, seed: int) -> Float[Tensor, "B M"]:
 
 
 def is_line(positions: Float[Tensor, "M 3"], share: float = 0.05) -> bool:
-    """Whether positions lie on a line, or all in one place: then they do not tell how the world is turned."""
+    """Whether positions lie on a line or in one place, and so do not determine the world's rotation."""
     spread = torch.linalg.svdvals(positions - positions.mean(0))
     return len(positions) < 3 or float(spread[1]) <= share * float(spread[0]) or float(spread[0]) < TINY
 

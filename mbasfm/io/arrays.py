@@ -1,4 +1,4 @@
-"""Arrays in npy and npz files, checked before memory is asked for: a damaged header may claim anything."""
+"""Arrays in npy and npz files, checked before memory is allocated: a damaged header may claim any size."""
 
 import io
 import math
@@ -10,12 +10,12 @@ import numpy as np
 from mbasfm.errors import InputError
 
 MOST_EXPANSION = 1100
-"""Deflate cannot make less than a byte of so many."""
+"""Largest compression ratio that deflate can reach."""
 HEADERS = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
 
 
 def read_array(path: Path) -> np.ndarray:
-    """The array of an npy file."""
+    """Array of an npy file."""
     try:
         return _array(path.read_bytes())
     except Exception as error:  # numpy parses headers as Python, which fails in many ways; all mean the same here

@@ -1,4 +1,4 @@
-"""What was computed once, by content: safe against a kill at any moment.
+"""Results kept by the content they depend on; safe against a kill at any moment.
 
 An entry is one npz file, written beside its place and moved there. One that is damaged nevertheless (the machine lost
 power) counts as missing.
@@ -22,16 +22,16 @@ class Cache:
     """A folder of results, keyed by everything they depend on."""
 
     def __init__(self, folder: Path | None):
-        """Without a folder nothing is kept."""
+        """Open a folder; without one nothing is kept."""
         self._folder = folder
 
     @property
     def is_kept(self) -> bool:
-        """Whether there is a folder, which other processes see, too."""
+        """Whether there is a folder, which other processes can read too."""
         return self._folder is not None
 
     def get(self, key: str, compute: Callable[[], Arrays]) -> dict[str, np.ndarray]:
-        """The stored arrays of a key, or those that ``compute`` gives, stored for the next time."""
+        """Stored arrays of a key, or those that ``compute`` returns, stored for next time."""
         if self._folder is None:
             return dict(compute())
         path = self._path(self._folder, key)
@@ -53,7 +53,7 @@ class Cache:
 
 
 def _load(path: Path) -> dict[str, np.ndarray] | None:
-    """None where there is nothing or only something damaged, which is then computed again."""
+    """Arrays of an entry; None if it is missing or damaged, so that it is computed again."""
     try:
         return read_arrays(path)
     except InputError:

@@ -21,7 +21,7 @@ MAX_ASPECT_CHANGE = 0.01
 JSON_KEYS = ("fx", "fy", "cx", "cy", "k1", "k2", "k3", "k4", "p1", "p2", "width", "height")
 HIGHER_DISTORTION = ("k3", "k4", "k5", "k6")
 JSON_MODELS = ("OPENCV", "OPENCV_FISHEYE")
-"""What "model" may say; the first is the default."""
+"""Values of "model"; the first is the default."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class KnownCamera:
     distortion: tuple[float, float, float, float]
     """k1, k2, p1, p2 of COLMAP's OPENCV model or, of a fisheye, k1, k2, k3, k4 of OPENCV_FISHEYE."""
     camera_id: str
-    """Photographs with the same one were taken by the same camera."""
+    """Camera identifier; photographs with the same one share intrinsics."""
     is_fisheye: bool = False
 
 
@@ -64,7 +64,7 @@ def _calibration_file(path: Path) -> Path:
 
 
 def at_resolution(stored: StoredCamera, photo: Photo, path: Path) -> KnownCamera:
-    """Scaled to the photograph, each axis by itself: resizing rounds both sides."""
+    """Intrinsics scaled to the photograph, each axis by itself because resizing rounds both sides."""
     width, height = stored.size or (photo.width, photo.height)
     scale_x, scale_y = photo.width / width, photo.height / height
     if abs(scale_x / scale_y - 1) > MAX_ASPECT_CHANGE:
@@ -86,10 +86,10 @@ def at_resolution(stored: StoredCamera, photo: Photo, path: Path) -> KnownCamera
 
 
 def _by_name(entries: Mapping[str, Value], photos: Sequence[Photo], path: Path) -> dict[str, Value]:
-    """Entries by name of photograph; a photograph that may be several entries has none."""
+    """Entries by name of photograph; ambiguous photographs are left out."""
     joined = join_names([*entries], [photo.name for photo in photos])
     if photos and not joined.entry_of:
-        example = f"it speaks of {next(iter(entries))}" if entries else "it speaks of none"
+        example = f"it lists {next(iter(entries))}" if entries else "it lists none"
         raise InputError(f"{path}: none of the photographs is in it; {example}, a photograph is {photos[0].name}")
     return {name: entries[entry] for name, entry in joined.entry_of.items()}
 
@@ -130,7 +130,7 @@ def _from_json_entry(entry: object, place: str) -> StoredCamera:
 
 
 def _is_fisheye(entry: Mapping[str, object], place: str) -> bool:
-    """Check the lens model and that it has no more coefficients than its kind."""
+    """Whether the lens is a fisheye; refuses unknown models and coefficients that the model does not have."""
     model = entry.get("model", JSON_MODELS[0])
     if model not in JSON_MODELS:
         raise InputError(f"{place}: model {model!r} is none of {', '.join(JSON_MODELS)}; {UNDISTORT}")
@@ -142,7 +142,7 @@ def _is_fisheye(entry: Mapping[str, object], place: str) -> bool:
 
 
 def _from_colmap(path: Path, photos: Sequence[Photo]) -> dict[str, StoredCamera]:
-    """One camera is everybody's; of several, each photograph's is said by images.txt or .bin, or else by its size."""
+    """Camera of each photograph: the only one, the one that images.txt or .bin assigns, or the one of its size."""
     cameras = read_cameras(path)
     if not cameras:
         raise InputError(f"{path}: no camera in it")

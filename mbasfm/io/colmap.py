@@ -27,7 +27,7 @@ COLMAP_PARAMETERS = {
     "SIMPLE_RADIAL_FISHEYE": ("f", "cx", "cy", "k1"),
     "RADIAL_FISHEYE": ("f", "cx", "cy", "k1", "k2"),
 }
-"""In the order of COLMAP's files."""
+"""Parameters of each camera model, in the order of COLMAP's files."""
 COLMAP_MODELS = (
     "SIMPLE_PINHOLE",
     "PINHOLE",
@@ -48,7 +48,7 @@ COLMAP_MODELS = (
     "EUCM",
     "EQUIRECTANGULAR",
 )
-"""By the number that stands for them in binary files."""
+"""Camera models by their number in binary files."""
 CAMERA_RECORD = struct.Struct("<IiQQ")
 """Number, model, width, height; then the parameters."""
 IMAGE_RECORD = struct.Struct("<I7dI")
@@ -56,34 +56,34 @@ IMAGE_RECORD = struct.Struct("<I7dI")
 COUNT = struct.Struct("<Q")
 POINT_BYTES = 24
 LARGEST = 1e9
-"""No size, focal length, distortion or position comes near."""
+"""Upper bound for sizes, focal lengths, distortions and positions; larger values are refused."""
 IMAGE_LINE = "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME"
 UNDISTORT = "undistort the photographs first, for example with colmap image_undistorter"
 
 
 class UnsupportedLensError(InputError):
-    """A camera model that is not known here: its intrinsics cannot be used."""
+    """A camera model that is not supported: its intrinsics cannot be used."""
 
 
 @dataclass(frozen=True)
 class StoredCamera:
-    """A camera as a file has it."""
+    """A camera as stored in a file."""
 
     focal: tuple[float, float]
     """fx, fy [px]."""
     center: tuple[float, float] | None
-    """None: the middle of the picture."""
+    """Principal point [px]; None for the middle of the image."""
     distortion: tuple[float, float, float, float]
     """k1, k2, p1, p2 or, of a fisheye, k1, k2, k3, k4."""
     size: tuple[float, float] | None
-    """None: that of the photograph."""
+    """Width, height [px]; None for those of the photograph."""
     camera_id: str = ""
     is_fisheye: bool = False
 
 
 @dataclass(frozen=True)
 class StoredImage:
-    """An image as a file has it."""
+    """An image as stored in a file."""
 
     camera_id: str
     quaternion: tuple[float, float, float, float]
@@ -93,13 +93,13 @@ class StoredImage:
     """File and line or number, for errors."""
 
     def cam_from_world(self) -> Float64[np.ndarray, "3 4"]:
-        """The pose, or an error that says where the file is wrong."""
+        """Pose of the image; raises an error that names the place in the file."""
         w, x, y, z = self.quaternion
         return pose_from_quaternion((x, y, z, w), self.translation, self.place)
 
 
 def pose_from_quaternion(xyzw: Sequence[float], translation: Sequence[float], place: str) -> Float64[np.ndarray, "3 4"]:
-    """[R | t] from numbers of a file."""
+    """Pose [R | t] from the numbers of a file."""
     numbers = np.array([*xyzw, *translation], dtype=np.float64)
     is_sensible = bool((np.abs(numbers) < LARGEST).all())  # NaN is not
     length = float(np.linalg.norm(numbers[:4])) if is_sensible else 0.0
@@ -111,14 +111,14 @@ def pose_from_quaternion(xyzw: Sequence[float], translation: Sequence[float], pl
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of a JSON file is a number that can mean something."""
+    """Whether a value of a JSON file is a finite number of plausible size."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
 def stored_camera(
     values: Mapping[str, float], place: str, camera_id: str = "", is_fisheye: bool = False
 ) -> StoredCamera:
-    """From named numbers. ``f`` is both focal lengths; what is not distorted needs no distortion."""
+    """Camera from named numbers. ``f`` sets both focal lengths; missing distortion is zero."""
     focal = tuple(values.get(key, values.get("f", math.nan)) for key in ("fx", "fy"))
     if not (focal[0] > 0 and focal[1] > 0 and all(abs(value) < LARGEST for value in values.values())):
         raise InputError(f"{place}: needs finite numbers and positive focal lengths in px, but has {dict(values)}")
@@ -190,7 +190,7 @@ def _text_cameras(path: Path) -> Iterator[tuple[str, StoredCamera]]:
 
 
 def _text_images(path: Path) -> Iterator[tuple[str, StoredImage]]:
-    """Each image has two lines, and the second, its points, may be empty."""
+    """Images of a text file: two lines each, of which the second, its points, may be empty."""
     lines = numbered_lines(path)
     for place, line in lines:
         if not line or line.startswith("#"):
@@ -208,7 +208,7 @@ def _text_images(path: Path) -> Iterator[tuple[str, StoredImage]]:
 def _read_binary(
     path: Path, parse: Callable[[bytes, Path], Iterator[tuple[str, Value]]]
 ) -> Sequence[tuple[str, Value]]:
-    """Everything a binary file has, or an error if it ends too early."""
+    """All entries of a binary file; raises an error if it ends too early."""
     try:
         return list(parse(path.read_bytes(), path))
     except (OSError, struct.error, ValueError, OverflowError) as error:

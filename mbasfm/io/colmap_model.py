@@ -57,7 +57,7 @@ def _check_sizes(path: Path, walk: Callable[[bytes], int]) -> None:
     except (OSError, struct.error, ValueError, OverflowError) as error:
         raise InputError(f"{path}: cut off or damaged ({error}); {ADVICE}") from error
     if end != len(content):
-        raise InputError(f"{path}: has {len(content)} bytes, but speaks of {end}; it is cut off or damaged, {ADVICE}")
+        raise InputError(f"{path}: has {len(content)} bytes, but announces {end}; it is cut off or damaged, {ADVICE}")
 
 
 def _walk_cameras(content: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Where photographs were taken by their metadata: metres east, north and up of the first."""
+"""Positions of photographs from their metadata: metres east, north and up of the first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from mbasfm.types.photos import Photo
 
 @dataclass(frozen=True)
 class Positions:
-    """East, north, up [m] by name, and where the origin is."""
+    """East, north, up [m] by name, and the origin."""
 
     of_photo: dict[str, Float64[np.ndarray, " 3"]]
     origin: dict[str, float]
-    """Latitude, longitude [deg], altitude [m]; empty where no photograph says."""
+    """Latitude, longitude [deg], altitude [m]; empty if no photograph has a position."""
 
 
 def gps_positions(photos: Sequence[Photo]) -> Positions:
-    """Positions of the photographs whose metadata have them; a missing altitude is the median of the others."""
+    """Positions of the photographs whose metadata have one; a missing altitude is the median of the others."""
     known = [(photo.name, photo.gps) for photo in photos if photo.gps is not None]
     if not known:
         return Positions({}, {})

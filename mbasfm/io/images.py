@@ -23,7 +23,7 @@ MIN_SIDE_PX = 64
 QUALITY = 95
 FILM_DIAGONAL_MM = 43.267
 MM_PER_UNIT = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
-"""Of EXIF's FocalPlaneResolutionUnit."""
+"""Millimetres per unit of EXIF's FocalPlaneResolutionUnit."""
 
 
 def find_photos(source: Path) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...]]:
@@ -44,7 +44,7 @@ def find_photos(source: Path) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...
 
 
 def inspect_photos(paths: Sequence[Path]) -> tuple[Photo, ...]:
-    """Given photographs in the given order, named relative to their common folder; each must be usable."""
+    """The given photographs in the given order, named relative to their common folder; each must be usable."""
     full = [Path(os.path.abspath(path)) for path in paths]
     photos = []
     for given, name, path in zip(paths, _names(full, Path()), full, strict=True):
@@ -86,13 +86,13 @@ def _upright_rgb(image: Image.Image) -> Image.Image:
 
 
 def is_upright(path: Path) -> bool:
-    """Whether the pixels of a file are stored as they should be seen."""
+    """Whether the pixels of a file are stored upright."""
     with _opened(path) as image:
         return image.getexif().get(ExifTags.Base.Orientation, 1) == 1
 
 
 def is_plausible(path: Path) -> bool:
-    """Whether a picture is no larger than its file can hold, as far as its header can be read."""
+    """Whether the image is no larger than its file can hold, as far as the header can be read."""
     try:
         with Image.open(path) as image:
             return image.width * image.height <= MOST_EXPANSION * path.stat().st_size
@@ -102,7 +102,7 @@ def is_plausible(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """A picture; all that goes wrong with it becomes one kind of error, for a damaged file raises many."""
+    """Open image; the many errors of damaged files become one kind."""
     try:
         with Image.open(path) as image:
             yield image
@@ -113,7 +113,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def write_image(path: Path, pixels: UInt8[np.ndarray, "H W 3"]) -> None:
-    """In the format of the name's ending, without metadata; lossy formats at high quality."""
+    """Write an image in the format of its file extension, without metadata; lossy formats at high quality."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path, quality=QUALITY)
 
@@ -140,7 +140,7 @@ def _candidates(source: Path) -> list[tuple[str, Path]]:
 
 
 def _names(given: Sequence[Path], folder: Path) -> list[str]:
-    """Paths of a list as they are, or, if one leads out of the list's folder, relative to the parent of all."""
+    """Paths of a list unchanged or, if one leads out of the list's folder, relative to their common parent."""
     if not any(path.is_absolute() or ".." in path.parts for path in given):
         return [path.as_posix() for path in given]
     full = [Path(os.path.abspath(folder / path)) for path in given]
@@ -152,7 +152,7 @@ def _names(given: Sequence[Path], folder: Path) -> list[str]:
 
 
 def _inspect(name: str, path: Path) -> Photo | SkippedFile:
-    """Decode once: a file that cannot be decoded to its end is found here, not hours later."""
+    """Decode a file once, so that a damaged one is found now and not hours later."""
     try:
         content = path.read_bytes()
         if not content:
@@ -175,7 +175,7 @@ def _inspect(name: str, path: Path) -> Photo | SkippedFile:
 def _metadata(
     image: Image.Image, width: int, height: int
 ) -> tuple[float | None, str, tuple[float, float, float | None] | None]:
-    """Focal length [px], device and position; damaged metadata say nothing, but the picture may be good."""
+    """Focal length [px], device and position; damaged metadata give none, as the image itself may be good."""
     try:
         exif = image.getexif()
         return exif_focal_px(exif, width, height), _device(exif), exif_gps(exif)
@@ -195,7 +195,7 @@ def exif_focal_px(exif: Image.Exif, width: int, height: int) -> float | None:
     original = _number(details.get(ExifTags.Base.ExifImageWidth))
     if not (focal_mm and per_unit and unit_mm):
         return None
-    shrink = max(width, height) / max(original, 1) if original else 1.0  # the tag speaks of the picture as taken
+    shrink = max(width, height) / max(original, 1) if original else 1.0  # the tag describes the picture as taken
     return _plausible(focal_mm * per_unit / unit_mm * shrink, width, height)
 
 
@@ -204,7 +204,7 @@ def _plausible(focal_px: float, width: int, height: int) -> float | None:
 
 
 def exif_gps(exif: Image.Exif) -> tuple[float, float, float | None] | None:
-    """Latitude, longitude [deg] and altitude [m], None where the metadata does not say or cannot be right."""
+    """Latitude, longitude [deg] and altitude [m]; None if the metadata are missing or implausible."""
     tags = exif.get_ifd(ExifTags.IFD.GPSInfo)
     latitude = _degrees(tags.get(ExifTags.GPS.GPSLatitude), tags.get(ExifTags.GPS.GPSLatitudeRef), "S")
     longitude = _degrees(tags.get(ExifTags.GPS.GPSLongitude), tags.get(ExifTags.GPS.GPSLongitudeRef), "W")
@@ -218,7 +218,7 @@ def exif_gps(exif: Image.Exif) -> tuple[float, float, float | None] | None:
 
 
 def _degrees(parts: object, reference: object, negative: str) -> float | None:
-    """From degrees, minutes and seconds."""
+    """Angle [deg] from degrees, minutes and seconds."""
     if not isinstance(parts, tuple | list) or len(parts) != 3:
         return None
     numbers = [_number(part, allow_zero=True) for part in parts]

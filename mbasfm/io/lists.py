@@ -62,13 +62,13 @@ def _read_lines(path: Path, what: str = "two names") -> list[str]:
 
 
 def _split(line: str) -> list[str]:
-    """Names between spaces or, if those are not two, between tabs."""
+    """Names separated by spaces or, if those do not make two, by tabs."""
     words, cells = (_names(pattern, line.strip()) for pattern in (WORD, CELL))
     return cells if len(words) != 2 and len(cells) == 2 else words
 
 
 def _names(pattern: re.Pattern[str], line: str) -> list[str]:
-    """All up to one that starts with # without quotes."""
+    """Names of a line up to an unquoted #."""
     found = takewhile(lambda match: not (match[3] or "").startswith("#"), pattern.finditer(line))
     return [(match[1] or match[2] or match[3]).strip() for match in found]
 

@@ -18,7 +18,7 @@ MAX_ASPECT_ERROR = 0.01
 
 
 def with_masks(photos: Sequence[Photo], folder: Path | None) -> tuple[Photo, ...]:
-    """Photographs with their masks, those that have one; a folder that is given must hold at least one."""
+    """Photographs with their masks, where they have one; a given folder must hold at least one."""
     if folder is not None and not folder.is_dir():
         raise InputError(f"{folder}: not a folder; masks are files like photo.jpg.png in a folder, black = ignore")
     places = [[photo.path.parent / f"{photo.path.name}.png"] for photo in photos]
@@ -36,7 +36,7 @@ def with_masks(photos: Sequence[Photo], folder: Path | None) -> tuple[Photo, ...
 
 
 def read_mask(photo: Photo) -> Bool[np.ndarray, "h w"]:
-    """True where the photograph counts. A mask may be smaller than its photograph, but must have its shape."""
+    """True where the photograph counts. A mask may be smaller than its photograph, but must have its aspect ratio."""
     path = photo.mask
     if path is None:
         return np.ones((1, 1), dtype=bool)

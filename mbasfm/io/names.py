@@ -1,4 +1,4 @@
-"""Which entry of somebody else's file speaks of which photograph."""
+"""Matching the entries of other people's files to photographs by name."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ class Joined:
 
     entry_of: dict[str, str]
     unclear: tuple[str, ...]
-    """Photographs that may be several entries, or entries that may be several photographs."""
+    """Photographs that match several entries, or entries that match several photographs."""
 
 
 def join_names(entries: Sequence[str], photos: Sequence[str]) -> Joined:
@@ -39,7 +39,7 @@ def join_names(entries: Sequence[str], photos: Sequence[str]) -> Joined:
 def _propose(
     entries: Sequence[str], photos: Sequence[str], part: Callable[[str], str]
 ) -> Iterator[tuple[str, str | None]]:
-    """For each photograph with candidates the best one; None if several are."""
+    """Best entry for each photograph that has candidates; None if several are equally good."""
     candidates: dict[str, list[str]] = {}
     for entry in entries:
         candidates.setdefault(part(entry), []).append(entry)

@@ -31,12 +31,12 @@ from mbasfm.io.text_files import line_of, read_json
 TUM_NUMBERS, KITTI_NUMBERS = 7, 12
 FILE_PATH = '"file_path"'
 NUMBERED = "# number"
-"""How a trajectory begins that counts photographs instead of seconds."""
+"""First line of a trajectory that is indexed by photograph instead of seconds."""
 COLUMNS = "neither TUM's 'time tx ty tz qx qy qz qw' nor KITTI's 12 numbers"
 MAX_TIME_APART = 0.02
-"""A pose belongs to a photograph if their times differ by no more [s]."""
+"""Largest difference in time between a pose and its photograph [s]."""
 MAX_SKEW = 0.01
-"""How far a rotation matrix of a file may be from a rotation: rounding, not scale."""
+"""Largest deviation of a stored matrix from a rotation: allows rounding, not scale."""
 OPENGL_FROM_OPENCV = np.array([1.0, -1.0, -1.0])
 NERFSTUDIO_KEYS = {"fl_x": "fx", "fl_y": "fy", "w": "width", "h": "height"} | {
     key: key for key in ("cx", "cy", "k1", "k2", "k3", "k4", "p1", "p2")
@@ -47,19 +47,19 @@ WHAT_TO_GIVE = "give a COLMAP model's folder, a transforms.json, or a trajectory
 
 @dataclass(frozen=True)
 class PoseFile:
-    """Poses as a file has them."""
+    """Poses as stored in a file."""
 
     path: Path
     names: tuple[str, ...]
-    """Of M images; in a trajectory, time stamps or numbers of lines."""
+    """Names of the M images; in a trajectory, time stamps or line numbers."""
     cam_from_world: Float64[np.ndarray, "M 3 4"]
     cameras: tuple[StoredCamera | None, ...]
-    """M intrinsics; None where the file has none that are known here."""
+    """M intrinsics; None where the file has none, or of an unsupported kind."""
     by: Literal["name", "time", "number", "order"] = "name"
-    """How poses find their photographs. A number counts photographs in the order of their names, from 0."""
+    """What poses are matched to photographs by. Numbers count photographs in the order of their names, from 0."""
 
     def rows_of(self, photos: Sequence[str], seconds: Mapping[str, float] | None = None) -> dict[str, int]:
-        """Row of each photograph that the file speaks of, or an error if it is unclear which that are.
+        """Row of each photograph that has one; raises an error if that is ambiguous.
 
         ``seconds`` has the times of photographs, of a video for example. Without, names that are numbers are times.
         """
@@ -102,11 +102,11 @@ class PoseFile:
         )
 
     def _examples(self, photos: Sequence[str]) -> str:
-        return f"it speaks of {', '.join(self.names[:2])}, photographs are {', '.join(sorted(photos)[:2])}"
+        return f"it lists {', '.join(self.names[:2])}, photographs are {', '.join(sorted(photos)[:2])}"
 
 
 def _times_in(photos: Sequence[str]) -> dict[str, float]:
-    """Names without folder and ending, where they are numbers, each once."""
+    """Times of photographs whose names are unique numbers."""
     stems = {name: PurePosixPath(name).stem for name in photos}
     found = {name: float(stem) for name, stem in stems.items() if _is_time(stem)}
     return found if len(set(found.values())) == len(found) else {}
@@ -192,7 +192,7 @@ def _nerfstudio_row(content: Mapping[str, Any], frame: object, path: Path, numbe
 
 
 def _is_told(entry: object) -> bool:
-    """Whether there is anything about the pose; a file may hold photographs whose pose is not known."""
+    """Whether an entry holds a pose; a file may list photographs whose pose is unknown."""
     return not isinstance(entry, dict) or not entry or "R" in entry or "t" in entry
 
 
@@ -251,7 +251,7 @@ def _matrix(value: object, shape: tuple[int, ...], other: tuple[int, ...], place
 
 
 def nearest_rotation(matrix: Float64[np.ndarray, "3 3"], place: str) -> Float64[np.ndarray, "3 3"]:
-    """The nearest rotation to what a file says, if there is one near."""
+    """Nearest rotation to a stored matrix; raises an error if none is near."""
     u, _, vt = np.linalg.svd(matrix)
     nearest = u @ vt
     if np.linalg.det(nearest) < 0 or np.abs(nearest - matrix).max() > MAX_SKEW:

@@ -1,4 +1,4 @@
-"""Soft knowledge of poses: positions of the metadata, a table, JSON, or any file of poses."""
+"""Soft prior knowledge of poses, from metadata, a table, JSON, or any file of poses."""
 
 import csv
 import math
@@ -26,13 +26,13 @@ ENTRY = '{"x": ..., "y": ..., "z": ...}, {"latitude": ..., "longitude": ..., "al
 
 @dataclass(frozen=True)
 class Prior:
-    """What is known about one photograph."""
+    """Prior knowledge of one photograph's pose."""
 
     cam_from_world: Float64[np.ndarray, "3 4"]
-    """Where the rotation is not known, that of the world."""
+    """Prior pose; with the identity as rotation where only the position is known."""
     has_rotation: bool
     sigma_m: float | None
-    """None: nothing was said."""
+    """Standard deviation of the position [m]; None if not given."""
     sigma_deg: float | None
 
 
@@ -80,8 +80,8 @@ def _join(rows: Mapping[str, _Row], photos: Sequence[Photo], path: Path) -> Prio
     names = [photo.name for photo in photos]
     joined = join_names([*rows], names)
     if joined.unclear or not joined.entry_of:
-        examples = f"it speaks of {', '.join([*rows][:2]) or 'none'}, photographs are {', '.join(names[:2])}"
-        raise InputError(f"{path}: cannot tell which photographs it speaks of; {examples}")
+        examples = f"it lists {', '.join([*rows][:2]) or 'none'}, photographs are {', '.join(names[:2])}"
+        raise InputError(f"{path}: cannot tell which photographs it means; {examples}")
     mine = {name: rows[entry] for name, entry in joined.entry_of.items()}
     if len({row.is_gps for row in mine.values()}) > 1:
         raise InputError(f"{path}: some places are latitude and longitude and some x, y, z; use one of the two")
@@ -139,7 +139,7 @@ def _row(values: Mapping[str, Any], place: str) -> _Row:
 
 
 def _sigmas(values: object, place: str) -> tuple[float | None, float | None]:
-    """Standard deviations of position and rotation, None where nothing is said."""
+    """Standard deviations of position and rotation; None where not given."""
     found = [values.get(key) if isinstance(values, Mapping) else None for key in SIGMAS]
     for key, value in zip(SIGMAS, found, strict=True):
         if value is not None and not (is_number(value) and value > 0):

@@ -3,11 +3,12 @@
 import difflib
 import json
 import sys
-from dataclasses import asdict, fields, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from mbasfm.config import Config
+from mbasfm.config import Config, grouped
 from mbasfm.errors import ConfigError
 from mbasfm.io.text_files import write_text
 
@@ -19,32 +20,71 @@ else:
 
 LARGEST = 1e300
 """Whole numbers may be larger than what a float holds."""
+TYPES: Mapping[str, Any] = {field.name: field.type for field in fields(Config)}
+TABLES = {group.name: tuple(settings) for group, settings in grouped(Config()).items()}
+"""Names of the settings in each table."""
 
 
 def read_config(path: Path, base: Config) -> Config:
     """The base with what the file says; unknown keys and values of the wrong type are refused."""
+    given = {}
+    for name, value in _settings_in(_load(path), path):
+        if name in given:
+            raise ConfigError(f"{path}: {name} is set twice, in a table and outside of it")
+        if not _fits(value, TYPES[name]):
+            raise ConfigError(f"{path}: {name} = {value!r} does not fit; expected {_name(TYPES[name])}")
+        given[name] = _as(value, TYPES[name])
+    return replace(base, **given)
+
+
+def write_config(path: Path, config: Config) -> None:
+    """Every setting, one per line in the table of its group; those that are not set are left out."""
+    tables = [_table(group.name, settings) for group, settings in grouped(config).items()]
+    write_text(path, "\n".join(filter(None, tables)))
+
+
+def _table(name: str, settings: Mapping[str, Any]) -> str:
+    """A table as text, which is empty where nothing is set."""
+    # JSON's strings, numbers and truth values are written as in TOML.
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if value is not None]
+    return "".join([f"[{name}]\n", *lines]) if lines else ""
+
+
+def _load(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: not readable as TOML ({error})") from error
-    types = {field.name: field.type for field in fields(Config)}
+
+
+def _settings_in(content: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
+    """Names and values of all settings, whether they stand in the tables of their groups or, as of old, outside."""
     for key, value in content.items():
-        if key not in types:
-            close = difflib.get_close_matches(key, types, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(types)}"
-            raise ConfigError(f"{path}: unknown setting {key!r}; {hint}")
-        if not _fits(value, types[key]):
-            raise ConfigError(f"{path}: {key} = {value!r} does not fit; expected {_name(types[key])}")
-    return replace(base, **{key: _as(value, types[key]) for key, value in content.items()})
+        # A group and a setting are both named cameras: only groups are tables.
+        if isinstance(value, dict):
+            _check_known(key, TABLES, f"{path}: unknown table")
+            _check_at_home(key, value, path)
+            yield from value.items()
+        else:
+            _check_known(key, TYPES, f"{path}: unknown setting")
+            yield key, value
 
 
-def write_config(path: Path, config: Config) -> None:
-    """Every setting, one per line; those that are not set are left out."""
-    # JSON's strings, numbers and truth values are written as in TOML.
-    lines = [f"{key} = {json.dumps(value)}" for key, value in asdict(config).items() if value is not None]
-    write_text(path, "\n".join(lines) + "\n")
+def _check_at_home(table: str, names: Iterable[str], path: Path) -> None:
+    for name in names:
+        _check_known(name, TYPES, f"{path}: unknown setting")
+        if name not in TABLES[table]:
+            home = next(other for other, settings in TABLES.items() if name in settings)
+            raise ConfigError(f"{path}: {name} is no setting of [{table}]; move it to [{home}]")
+
+
+def _check_known(name: str, known: Collection[str], trouble: str) -> None:
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        raise ConfigError(f"{trouble} {name!r}; {hint}")
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -59,7 +99,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _as(value: Any, kind: Any) -> Any:
-    """Whole numbers stand for real ones too."""
+    """Value as the kind of a setting; integers are accepted for floats."""
     wants_float = kind is float or float in get_args(kind)
     return float(value) if wants_float and isinstance(value, int) else value
 

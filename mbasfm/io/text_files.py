@@ -10,7 +10,7 @@ from mbasfm.errors import InputError
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds, or an error that says where it is damaged."""
+    """Contents of a JSON file; raises an error that names the damaged place."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
@@ -31,7 +31,7 @@ def line_of(path: Path, words: str, occurrence: int = 1) -> int:
 
 
 class _NotFiniteError(ValueError):
-    """Says what stands in place of a number."""
+    """Names the text that stands in place of a finite number."""
 
 
 def _finite(text: str) -> float:
@@ -42,7 +42,7 @@ def _finite(text: str) -> float:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside the file, then move: whoever reads it finds the old one or the new one, whole."""
+    """Write beside the file, then move, so that readers find either the old or the new one complete."""
     temporary = path.with_name(f"{path.name}.part")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)

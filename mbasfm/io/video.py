@@ -23,10 +23,10 @@ STEP = 0.08
 LATEST = 1.5
 """A frame is chosen among those that moved by one to this many steps."""
 MIN_TRACKED = 20
-"""With fewer tracked corners the picture has changed altogether."""
+"""With fewer tracked corners, the picture is taken to have changed altogether."""
 MAX_CORNERS = 200
 FRAMES_FOLDER = "frames"
-"""Where a scene keeps the frames of its video."""
+"""Folder of a scene for the frames of its video."""
 TIMES_NAME = "times.json"
 
 
@@ -43,7 +43,7 @@ class VideoFrame:
 
 
 def is_video(path: Path) -> bool:
-    """Whether a path is a video by its name."""
+    """Whether a path names a video."""
     return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
@@ -68,7 +68,7 @@ def extract_frames(video: Path, folder: Path) -> int:
 
 
 def read_times(folder: Path) -> dict[str, float]:
-    """Seconds of every frame that was extracted into a folder; empty if it holds none."""
+    """Seconds of every frame that was extracted into a folder; empty if there are none."""
     path = folder / TIMES_NAME
     times = read_json(path) if path.is_file() else {}
     if not isinstance(times, dict) or not all(type(seconds) in (int, float) for seconds in times.values()):

@@ -1,4 +1,4 @@
-"""What a map is made of: photographs with known poses and intrinsics, and depth maps where there are some."""
+"""Sources of a map: photographs with known poses and intrinsics, and depth maps if there are any."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def read_map(folder: Path, names: Sequence[str] | None = None) -> MapSource:
 
 
 def choose_photos(photos: Sequence[Photo], names: Sequence[str] | None, place: Path) -> tuple[Photo, ...]:
-    """Those with the given names, in the order of names; all if none are given."""
+    """Photographs with the given names, in the order of names; all if none are given."""
     if names is None:
         return tuple(photos)
     by_name = {photo.name: photo for photo in photos}
@@ -71,7 +71,7 @@ def choose_photos(photos: Sequence[Photo], names: Sequence[str] | None, place: P
 
 
 def _intrinsics(photos: Sequence[Photo], cameras: Sequence[KnownCamera]) -> Intrinsics:
-    """As given; photographs with equal numbers are of one camera."""
+    """Intrinsics as given; photographs with the same number share a camera."""
     fisheye = next((photo.name for photo, camera in zip(photos, cameras, strict=True) if camera.is_fisheye), None)
     if fisheye is not None:
         raise InputError(f"{fisheye}: fisheye lenses cannot be in a map; undistort the photographs first")

@@ -1,4 +1,4 @@
-"""What queries share with a prepared map: features, neighbours, matches, and which way up a photograph is."""
+"""Matches of queries with a prepared map: features, neighbours, matches, and quarter turns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +24,9 @@ from mbasfm.types.photos import Features, Photo
 
 QUARTER_TURNS = (1, 2, 3)
 FEW_INLIERS = 30
-"""A query whose best pair has fewer may lie on its side."""
+"""A query whose best pair has fewer inliers may lie on its side."""
 NUM_VERIFIED = 3
-"""Pairs with most matches whose two-view geometry is estimated."""
+"""Number of pairs, those with most matches, whose two-view geometry is estimated."""
 
 Matches = Int64[np.ndarray, "_ 2"]
 
@@ -37,12 +37,12 @@ class Query:
 
     photo: Photo
     features: tuple[Features | None, ...]
-    """By matcher; None of a second matcher that was not needed."""
+    """Features by matcher; None if a second matcher was not needed."""
     usable: tuple[Bool[np.ndarray, " _"], ...]
     matches: Mapping[int, Matches]
     """Keypoints of the query and of the map's frame, by frame; keypoints of all matchers, one after the other."""
     quarter_turns: int = 0
-    """By which its features were found."""
+    """Quarter turns with which its features were found."""
     views: tuple[TwoView, ...] = ()
     """Verified pairs (0: the map's frame, 1: the query) of those with most matches, by inliers."""
     frames: tuple[int, ...] = ()
@@ -50,16 +50,16 @@ class Query:
 
     @property
     def pixels(self) -> Float32[np.ndarray, "A 2"]:
-        """Keypoints of all matchers."""
+        """Positions of the keypoints of all matchers."""
         return np.concatenate([np.zeros((0, 2), np.float32), *(item.pixels for item in self.features if item)])
 
     @property
     def num_verified(self) -> int:
-        """Inliers of the best pair."""
+        """Number of inliers of the best pair."""
         return max((view.num_inliers for view in self.views), default=0)
 
     def sightings(self, prepared: PreparedMap) -> Sightings:
-        """All matches, and the points of the map they lead to."""
+        """All matches, with the points of the map that they show."""
         pixels = self.pixels.astype(np.float64)
         empty = np.zeros((0, 2), np.int64)
         pairs = np.concatenate([empty, *self.matches.values()])
@@ -85,7 +85,7 @@ def match_queries(
 
 
 def _can_turn(index: Index) -> bool:
-    """Features that were made elsewhere are as they are."""
+    """Whether a photograph can be described again when turned: not if its features come from files."""
     return not hasattr(index.matcher, "pairs")
 
 
@@ -119,7 +119,7 @@ def _has_many(matches: Mapping[int, Matches]) -> bool:
 def _with_matches(
     index: Index, prepared: PreparedMap, queries: Sequence[Query], config: LocalizeConfig, cache: Cache
 ) -> list[Query]:
-    """Features of one matcher and their matches, joined to what queries have already."""
+    """Queries with the features of one more matcher, and its matches joined to those they have."""
     if not queries:
         return []
     photos = [query.photo for query in queries]
@@ -157,7 +157,7 @@ def _neighbours(index: Index, features: Sequence[Features], count: int) -> Seque
 
 
 def _verified(query: Query, prepared: PreparedMap, lens: Lens, max_error_px: float) -> Query:
-    """Two-view geometry of the pairs with most matches, by pose where the focal length is known."""
+    """Query with two-view geometry of its pairs with most matches; with poses if the focal length is known."""
     frames = sorted(query.matches, key=lambda frame: -len(query.matches[frame]))[:NUM_VERIFIED]
     pixels, views = query.pixels.astype(np.float64), list[tuple[int, TwoView]]()
     for frame in frames:
@@ -171,7 +171,7 @@ def _verified(query: Query, prepared: PreparedMap, lens: Lens, max_error_px: flo
 
 
 def lens_of(prepared: PreparedMap, frame: int) -> Lens:
-    """Of a frame of the map."""
+    """Lens of a frame of the map."""
     intrinsics = prepared.cameras.intrinsics
     return Lens(
         intrinsics.focal[frame].numpy(),

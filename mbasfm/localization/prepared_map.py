@@ -15,7 +15,7 @@ import pycolmap
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from mbasfm.config import Config
+from mbasfm.config import Common
 from mbasfm.errors import InputError
 from mbasfm.geometry.camera import unproject
 from mbasfm.geometry.epipolar import line_distances_px
@@ -38,63 +38,61 @@ from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.photos import DepthEstimate, Features, Photo
 
 EXHAUSTIVE_UP_TO, NUM_NEIGHBOURS = 25, 20
-"""Pairs of map photographs that are matched to triangulate points: all of few, else those that look most alike."""
+"""Pairs of the map to triangulate from: all up to the first number, else the second number of most similar ones."""
 POSE_SLACK = 2.0
-"""Known poses are not exact: matches may lie that much further from their epipolar line than usual."""
+"""Factor on the distance from epipolar lines that matches may have, as known poses are not exact."""
 MIN_MATCHES = 12
 MANY_POINTS = 30
-"""A photograph with so many triangulated points needs no depth network, which errs far more."""
+"""Number of triangulated points from which a photograph needs no depth network, which errs far more."""
 NO_DEPTH = DepthEstimate(np.full((1, 1), np.nan, np.float32), is_disparity=False, is_metric=False)
 
 
 @dataclass(frozen=True)
 class Index:
-    """What one matcher keeps of the map."""
+    """Features of the map by one matcher."""
 
     matcher: Matcher | ImageMatcher
     chooser: Matcher
-    """Whose features say which photographs look alike."""
+    """Matcher whose features tell which photographs look alike."""
     features: list[Features]
     usable: list[Bool[np.ndarray, " _"]]
-    """Keypoints that no mask says to ignore."""
+    """Which keypoints are not masked."""
     offset: list[int]
-    """Number of a frame's first keypoint of this matcher among those of all."""
+    """Index of a frame's first keypoint of this matcher among those of all matchers."""
     words: Float32[np.ndarray, "W C"]
     vectors: Float32[np.ndarray, "M D"]
     pairs: Int64[np.ndarray, "P 2"]
-    """Photographs of the map that look alike."""
+    """Pairs of photographs of the map that look alike."""
     found: list[Indices] | None = None
-    """Matches of these pairs, where features follow from them."""
+    """Matches of these pairs, if features follow from them."""
 
 
 @dataclass(frozen=True)
 class PreparedMap:
-    """All that localization needs to know of a map."""
+    """Everything that localization needs of a map."""
 
     photos: tuple[Photo, ...]
     cameras: Cameras
-    """Depth corrections are one and zero: depth is in the world's unit already."""
+    """Cameras with depth corrections one and zero: depth is in the world's unit already."""
     keypoints: list[Keypoints]
-    """Of all matchers, one after the other."""
+    """Keypoints of all matchers, one after the other."""
     points: list[Float64[np.ndarray, "_ 3"]]
-    """What the keypoints show, in the world; NaN where depth says nothing."""
+    """World points of the keypoints; NaN where depth is unknown."""
     indexes: tuple[Index, ...]
 
     @property
     def num_frames(self) -> int:
-        """M."""
+        """Number of photographs of the map, M."""
         return len(self.photos)
 
 
-def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> PreparedMap:
+def prepare(source: MapSource, config: Common, cache: Cache, watch: Watch) -> PreparedMap:
     """Features of all matchers, retrieval vectors, depth; what is in the cache is not computed again."""
     with watch.stage("map features") as facts:
         indexes = _indexes(source.photos, load_models("matcher", config, watch), config, cache, watch)
         pixels = [np.concatenate([index.features[n].pixels for index in indexes]) for n in range(len(source.photos))]
         facts.update(photographs=len(source.photos), keypoints=sum(map(len, pixels)))
-    one = torch.ones(len(source.photos), dtype=torch.float64)
-    no_disparity = torch.zeros(len(source.photos), dtype=torch.bool)
-    cameras = Cameras(source.cam_from_world, source.intrinsics, one, torch.zeros_like(one), no_disparity)
+    cameras = Cameras.with_depth_as_given(source.cam_from_world, source.intrinsics)
     is_given = source.depth is not None and config.depth == "auto"
     with watch.stage("map depth") as facts:
         triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, watch)
@@ -116,7 +114,7 @@ def prepare(source: MapSource, config: Config, cache: Cache, watch: Watch) -> Pr
 
 
 def _indexes(
-    photos: Sequence[Photo], matchers: Sequence[Any], config: Config, cache: Cache, watch: Watch
+    photos: Sequence[Photo], matchers: Sequence[Any], config: Common, cache: Cache, watch: Watch
 ) -> tuple[Index, ...]:
     found: list[Index] = []
     offset = [0] * len(photos)
@@ -156,7 +154,7 @@ def _digest_of(photos: Sequence[Photo]) -> str:
 
 
 def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
-    """Maps from files; a photograph without one has depth nowhere."""
+    """Depth maps from files; NaN everywhere for a photograph without one."""
     model = FilesDepth(str(source.depth))
     there = [photo for photo in source.photos if model.find(photo.name) is not None]
     found = dict(zip((photo.name for photo in there), depths_of(there, model, cache), strict=True))
@@ -164,7 +162,7 @@ def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
 
 
 def _model_depths(
-    source: MapSource, triangulated: Sequence[Float64[np.ndarray, " _"]], config: Config, cache: Cache, watch: Watch
+    source: MapSource, triangulated: Sequence[Float64[np.ndarray, " _"]], config: Common, cache: Cache, watch: Watch
 ) -> list[DepthEstimate]:
     """A model's maps of the photographs that have enough points to fit one to, but not so many as to do without."""
     (model,) = load_models("depth", config, watch)
@@ -179,7 +177,7 @@ def _model_depths(
 
 
 def depths_of(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate]:
-    """Depth of every photograph; one that cannot be had is an error."""
+    """Depth of every photograph; raises the error of the first that fails."""
     for found in estimate_depths(photos, model, cache):
         if isinstance(found, InputError):
             raise found
@@ -207,14 +205,14 @@ def aligned(
 
 
 def _filled(raw: Float32[np.ndarray, " A"], known: Float64[np.ndarray, " B"]) -> Float32[np.ndarray, " A"]:
-    """A sensor's depth, and that of triangulated points where the sensor says nothing."""
+    """Sensor depth, with that of triangulated points where it is unknown."""
     depth = raw.copy()
     depth[: len(known)] = np.where(np.isfinite(raw[: len(known)]), raw[: len(known)], known)
     return depth
 
 
 def _triangulated_depths(
-    source: MapSource, cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
+    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
 ) -> list[Float64[np.ndarray, " _"]]:
     """Depth of the first matcher's keypoints that known poses triangulate; NaN for the others."""
     sizes = [len(item.pixels) for item in index.features]
@@ -231,7 +229,7 @@ def _triangulated_depths(
 
 
 def triangulate_map(
-    source: MapSource, cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
+    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
 ) -> pycolmap.Reconstruction:
     """A model with the points that known poses triangulate from a matcher's matches; image ids are frames plus one."""
     views = map_views(source.photos, cameras, index, config, cache, watch)
@@ -241,7 +239,7 @@ def triangulate_map(
 
 
 def map_views(
-    photos: Sequence[Photo], cameras: Cameras, index: Index, config: Config, cache: Cache, watch: Watch
+    photos: Sequence[Photo], cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
 ) -> list[TwoView]:
     """Pairs of the map's photographs that look alike, with the matches that agree with their poses."""
     if index.found is None:

@@ -1,4 +1,4 @@
-"""Registration of queries in a map: a start for each by its points, then adjustment with the map held.
+"""Registration of queries in a map: a start for each from its points, then adjustment with the map held.
 
 Where depth adds no more error than matches and the map's poses have anyway, as a sensor's does, the paper's residual is
 used: matches and depth count alike. Where it is rough, the residual is split at the epipolar line. Which of the two it
@@ -26,31 +26,31 @@ from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.samples import Samples
 
 AGREES_PX = 30.0
-"""A match takes part in the adjustment if the start puts its point that near [px at a long side of 1024]."""
+"""Largest error, at the start, of a match that takes part in the adjustment [px at a long side of 1024]."""
 ROUGH_FACTOR = 3.0
-"""Without a point: if it lies that much further from its epipolar line than a verified match may."""
+"""Factor on the distance from epipolar lines that matches without a point may have."""
 MAX_STRETCH = 3.0
-"""Residuals that are longer along the epipolar line, by more, have rough depth."""
+"""Stretch of residuals along the epipolar line beyond which depth is rough."""
 LOG_FOCAL_SIGMA = 0.05
-"""Of focal lengths that are not held: they come from metadata or from the points themselves."""
+"""Log standard deviation of free focal lengths, which come from metadata or from the points themselves."""
 MIN_INLIERS = 12
 MAX_LOG10_FALSE_ALARMS = -6.0
 MIN_INLIER_SHARE = 0.05
-"""Of the query's matched keypoints."""
+"""Least share of inliers among a query's matched keypoints."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is held: frames of the map."""
+    """Frames of the map, which are held."""
 
     cameras: Cameras
     keypoints: Sequence[Keypoints]
-    """With depth in the world's unit."""
+    """Keypoints with depth in the world's unit."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A query as registration sees it."""
+    """A query before registration."""
 
     pixels: np.ndarray
     """Keypoints (A, 2)."""
@@ -63,15 +63,15 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Registered:
-    """Where a query is, and how sure that is."""
+    """Pose of a query and its reliability."""
 
     cam_from_world: Float64[np.ndarray, "3 4"] | None
-    """None: nothing was found."""
+    """Pose; None if none was found."""
     focal_px: Float64[np.ndarray, " 2"]
     covariance: Float64[np.ndarray, "6 6"]
     support: Support
     reason: str
-    """Why it is not localized; empty if it is."""
+    """Why the query is not localized; empty if it is."""
 
 
 NOTHING = Support(0, 0, 0.0)
@@ -80,7 +80,7 @@ NO_COVARIANCE = np.full((6, 6), np.nan)
 
 @dataclass(frozen=True)
 class Settings:
-    """Of registration, as in LocalizeConfig."""
+    """Settings of registration, as in LocalizeConfig."""
 
     samples_per_edge: int = 400
     max_error_px: float = 3.0
@@ -128,9 +128,7 @@ def _extended(
     held = known.cameras
     intrinsics = join_intrinsics(held.intrinsics, range(held.num_frames), [item.lens for item in items])
     pose = torch.cat([held.cam_from_world, torch.from_numpy(np.stack(poses))])
-    one = torch.ones(len(pose), dtype=torch.float64)
-    cameras = Cameras(pose, intrinsics, one, torch.zeros_like(one), torch.zeros(len(pose), dtype=torch.bool))
-    return Known(cameras, [*known.keypoints, *(item.keypoints for item in seen)])
+    return Known(Cameras.with_depth_as_given(pose, intrinsics), [*known.keypoints, *(item.keypoints for item in seen)])
 
 
 def _register(known: Known, unknowns: Sequence[Unknown], links: Links, settings: Settings) -> list[Registered]:
@@ -153,7 +151,7 @@ def _register(known: Known, unknowns: Sequence[Unknown], links: Links, settings:
 
 
 def _doubt(support: Support) -> str:
-    """Why the support is not enough; empty if it is."""
+    """Reason why the support is insufficient; empty if it is not."""
     if support.num_keypoints == 0:
         return "no match leads to a point of the map"
     agree = f"only {support.num_inliers} of {support.num_keypoints} matched keypoints agree with the best pose"
@@ -165,7 +163,7 @@ def _doubt(support: Support) -> str:
 def _failed(item: Unknown, pose: np.ndarray | None) -> Registered:
     support = NOTHING if pose is None else support_of(pose, item.sightings, item.lens, LIMITS_PX[-1])
     num_points = int(item.sightings.has_point.sum())
-    reason = _doubt(support) if pose is not None else f"its {num_points} matches with points agree with no pose"
+    reason = _doubt(support) if pose is not None else f"no pose fits its {num_points} matched points"
     return Registered(None, item.lens.focal, NO_COVARIANCE, support, reason)
 
 
@@ -183,7 +181,7 @@ def _judge(item: Unknown, start: np.ndarray, adjustment: Adjustment, row: int) -
 
 
 class _Problem:
-    """Frames of the map that queries agree with, then the queries."""
+    """Adjustment of queries with the frames of the map that they agree with."""
 
     def __init__(self, known: Known, items: Sequence[Unknown], starts: Sequence[np.ndarray], settings: Settings):
         self._known, self._items, self._starts, self._settings = known, items, starts, settings
@@ -219,10 +217,8 @@ class _Problem:
     def _cameras(self) -> Cameras:
         held = self._known.cameras
         poses = [held.cam_from_world[self._frames], torch.from_numpy(np.stack(self._starts))]
-        count = len(self._frames) + len(self._items)
-        one = torch.ones(count, dtype=torch.float64)
         intrinsics = join_intrinsics(held.intrinsics, self._frames, [item.lens for item in self._items])
-        return Cameras(torch.cat(poses), intrinsics, one, torch.zeros_like(one), torch.zeros(count, dtype=torch.bool))
+        return Cameras.with_depth_as_given(torch.cat(poses), intrinsics)
 
     def _agreeing(self, item: Unknown, pose: np.ndarray) -> dict[int, Int64[np.ndarray, "_ 2"]]:
         """Matches (map's keypoint, query's keypoint) that the start agrees with, by frame."""
@@ -251,10 +247,10 @@ class _Problem:
 
 @dataclass(frozen=True)
 class Inherited:
-    """What a placed query's keypoints show of the map."""
+    """Points of the map that a placed query's keypoints show."""
 
     keypoints: Keypoints
-    """With the depth of the points; NaN without."""
+    """Keypoints with the depth of their points; NaN without a point."""
     points: Float64[np.ndarray, "A 3"]
 
 
@@ -287,7 +283,7 @@ def stretch(cameras: Cameras, samples: Samples) -> float:
 
 
 def _view(i: int, j: int, matches: Int64[np.ndarray, "_ 2"]) -> TwoView:
-    """A pair of which only the matches count."""
+    """Pair of which only the matches count."""
     return TwoView(i, j, matches, np.eye(4)[:3], np.eye(3), False, 0.0, 1.0, (1.0, 1.0))
 
 

@@ -1,4 +1,4 @@
-"""What re-localization hands over: a pose or a reason per query, as COLMAP model, TUM trajectory and JSON."""
+"""Result of re-localization: a pose or a reason per query, as COLMAP model, TUM trajectory and JSON."""
 
 import json
 import math
@@ -20,26 +20,26 @@ MODEL, TRAJECTORY, REPORT = Path("sparse") / "0", "trajectory.tum", "localizatio
 
 @dataclass(frozen=True)
 class Located:
-    """What became of one query."""
+    """Result for one query."""
 
     name: str
     cam_from_world: Float64[np.ndarray, "3 4"] | None
-    """In the map's world; None if the query could not be localized."""
+    """Pose in the map's world; None if the query could not be localized."""
     lens: Lens
     covariance: Float64[np.ndarray, "6 6"]
-    """Of the twist (omega [rad], tau [world length]) with T <- exp(xi) T; NaN if not localized."""
+    """Covariance of the twist (omega [rad], tau [world length]) with T <- exp(xi) T; NaN if not localized."""
     num_inliers: int
-    """Keypoints that agree with the pose."""
+    """Number of keypoints that agree with the pose."""
     inlier_share: float
-    """Of the keypoints that lead to a point of the map."""
+    """Share of inliers among the keypoints that show a point of the map."""
     quarter_turns: int
-    """Counter-clockwise, by which its features agree with the map's."""
+    """Counter-clockwise quarter turns with which its features agree with the map's."""
     reason: str
-    """Why it is not localized; empty if it is."""
+    """Why the query is not localized; empty if it is."""
 
     @property
     def localized(self) -> bool:
-        """Whether there is a pose."""
+        """Whether the query has a pose."""
         return self.cam_from_world is not None
 
 
@@ -53,7 +53,7 @@ class Localization:
 
     @property
     def num_localized(self) -> int:
-        """Queries with a pose."""
+        """Number of queries with a pose."""
         return sum(query.localized for query in self.queries)
 
     def model(self) -> pycolmap.Reconstruction:

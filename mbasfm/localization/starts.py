@@ -1,4 +1,4 @@
-"""What the registration of queries starts from: focal lengths and poses that matches suggest."""
+"""Starts for the registration of queries: focal lengths and poses that matches suggest."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from mbasfm.types.cameras import Lens
 
 
 def with_focals(prepared: PreparedMap, queries: Sequence[Query], lenses: Sequence[Lens]) -> list[Lens]:
-    """Fill in focal lengths by the points that queries see; a query that cannot tell has that of the others."""
+    """Lenses with focal lengths filled in from points; a query without a result takes the median of the others."""
     missing = [n for n, lens in enumerate(lenses) if not np.isfinite(lens.focal).all()]
     found = {n: estimate_focal(queries[n].sightings(prepared), lenses[n]) for n in missing}
     shares = [focal / float(lenses[n].size.max()) for n, focal in found.items() if np.isfinite(focal)]

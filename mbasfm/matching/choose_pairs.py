@@ -1,4 +1,4 @@
-"""Which pairs of photographs are worth matching: all, neighbours in a sequence, or those that look alike.
+"""Choice of pairs to match: all, neighbours in a sequence, or those that look alike.
 
 Looks are compared by one vector per photograph: a network's, where there is one, else one of visual words.
 """
@@ -18,22 +18,22 @@ from mbasfm.matching.visual_words import CHUNK_ROWS, NUM_WORDS, Descriptors, vla
 Mode = Literal["auto", "exhaustive", "sequential", "retrieval"]
 Pairs = Int64[np.ndarray, "P 2"]
 ORDERED_SHARE = 0.9
-"""Of the steps from name to name; the others are lost frames and changes of folder."""
+"""Share of regular steps from name to name; the others are lost frames and changes of folder."""
 LAST_NUMBER = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class PairSettings:
-    """Numbers behind the choice of pairs."""
+    """Settings of the choice of pairs."""
 
     exhaustive_up_to: int = 60
-    """``auto`` matches all pairs of at most so many frames."""
+    """Largest number of frames for which ``auto`` matches all pairs."""
     num_neighbours: int = 25
-    """Retrieval: so many frames that look most alike."""
+    """Retrieval: number of most similar frames per frame."""
     overlap: int = 10
-    """``sequential``: so many following frames."""
+    """``sequential``: number of following frames."""
     overlap_beside_retrieval: int = 5
-    """``auto`` with ordered frames: so many following frames, as retrieval finds most of them anyway."""
+    """``auto`` with ordered frames: number of following frames, as retrieval finds most of them anyway."""
     num_words: int = NUM_WORDS
 
 
@@ -42,11 +42,11 @@ DEFAULT_SETTINGS = PairSettings()
 
 @dataclass(frozen=True)
 class Looks:
-    """How photographs are compared."""
+    """A way to compare photographs as a whole."""
 
     name: str
     vectors: Callable[[], Float32[np.ndarray, "N D"]]
-    """One of unit length per frame, made when it is needed."""
+    """Returns one vector of unit length per frame; called only if needed."""
 
 
 def choose_pairs(
@@ -57,7 +57,7 @@ def choose_pairs(
     settings: PairSettings = DEFAULT_SETTINGS,
     looks: Looks | None = None,
 ) -> tuple[Pairs, str]:
-    """Pairs to match, and a sentence that says what was chosen and why; ``looks`` goes before the descriptors."""
+    """Pairs to match, and a sentence on what was chosen and why; ``looks`` takes precedence over descriptors."""
     num_frames = len(descriptors)
     if mode == "exhaustive":
         return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as asked for."
@@ -100,7 +100,7 @@ def sequential_pairs(num_frames: int, overlap: int = 10) -> Pairs:
 
 
 def retrieval_pairs(vectors: Float32[np.ndarray, "N D"], num_neighbours: int) -> Pairs:
-    """Each frame with those most similar to it: i < j, sorted, each pair once.
+    """Each frame with its most similar ones: i < j, sorted, each pair once.
 
     A frame of which nothing is known, a zero vector, is in no pair.
     """
@@ -113,7 +113,7 @@ def retrieval_pairs(vectors: Float32[np.ndarray, "N D"], num_neighbours: int) ->
 def nearest_of(
     queries: Float32[np.ndarray, "Q D"], vectors: Float32[np.ndarray, "N D"], count: int
 ) -> Int64[np.ndarray, "Q k"]:
-    """For each query the frames (all, if there are no more) most similar to it, the most similar first."""
+    """Most similar frames of each query, most similar first; all frames if there are no more."""
     return np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :count]
 
 
@@ -144,7 +144,7 @@ def looks_ordered(names: Sequence[str]) -> bool:
 
 
 def _split_number(name: str) -> tuple[str, int]:
-    """The name around its last number, and that number; -1 where there is none, so that no step is upwards."""
+    """Name around its last number, and that number; -1 if there is none, so that no step is upwards."""
     stem, dot, ending = name.rpartition(".")
     found = LAST_NUMBER.fullmatch(stem if dot else ending)
     return (f"{found[1]}*{found[3]}", int(found[2])) if found else (name, -1)
@@ -155,7 +155,7 @@ def _sorted_unique(pairs: Int64[np.ndarray, "Q 2"]) -> Pairs:
 
 
 def _nearest(vectors: Float32[np.ndarray, "N D"], k: int) -> Int64[np.ndarray, "N k"]:
-    """The k rows (all others, if fewer) with the largest inner product, largest first; of equals the first."""
+    """The k rows (all others, if fewer) with the largest inner product, largest first; ties in order."""
     num_rows = len(vectors)
     nearest = np.zeros((num_rows, max(min(k, num_rows - 1), 0)), np.int64)
     for start in range(0, num_rows, CHUNK_ROWS):

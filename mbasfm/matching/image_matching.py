@@ -23,14 +23,14 @@ from mbasfm.runtime.threads import all_cores
 from mbasfm.types.photos import Features, Photo, PixelMatches
 
 CHOOSER = "sift"
-"""By whose features photographs are compared where the matcher has none."""
+"""Matcher whose features compare photographs if the chosen one has none."""
 IMAGES_IN_MEMORY = 8
 Indices = tuple[Int64[np.ndarray, "_ 2"], Float32[np.ndarray, " _"]]
-"""Numbers of matched keypoints and confidence, as `mbasfm.matching.inference.match_pairs` gives them."""
+"""Indices of matched keypoints and confidence, as `mbasfm.matching.inference.match_pairs` gives them."""
 
 
 def chooser_of(matcher: Any) -> Matcher:
-    """The matcher whose features say which photographs look alike: itself, if it has features."""
+    """Matcher whose features tell which photographs look alike: itself, if it has features."""
     chooser: Matcher = load_model("matcher", CHOOSER) if isinstance(matcher, ImageMatcher) else matcher
     return chooser
 
@@ -81,7 +81,7 @@ def match_with_map(
 def _by_lot(
     pairs: Sequence[Sequence[int]], photos: Sequence[Photo], matcher: ImageMatcher, cache: Cache
 ) -> Iterator[PixelMatches]:
-    """Every pair, one way round or the other; the lot depends on the content, so it is the same in every run."""
+    """Matches of every pair, in a random direction that depends on content only and so is the same in every run."""
     swapped = [_is_swapped(photos[i], photos[j]) for i, j in pairs]
     drawn = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
     for swap, item in zip(swapped, pixel_matches(drawn, photos, matcher, cache), strict=True):
@@ -89,7 +89,7 @@ def _by_lot(
 
 
 def drawn_key(matcher: ImageMatcher, first: Photo, second: Photo) -> str:
-    """What the matches of a pair are kept by, in the order that the lot gives it."""
+    """Cache key of a pair's matches, in the direction drawn for it."""
     return _pixels_key(matcher, *((second, first) if _is_swapped(first, second) else (first, second)), 0)
 
 
@@ -108,7 +108,7 @@ def pixel_matches(
     cache: Cache,
     quarter_turns: int = 0,
 ) -> Iterator[PixelMatches]:
-    """What the matcher finds in every pair, the second photograph turned; networks use all cores by themselves."""
+    """Matches of every pair, the second photograph turned; networks use all cores by themselves."""
     read = lru_cache(IMAGES_IN_MEMORY)(read_upright)
 
     def match(first: Photo, second: Photo) -> dict[str, np.ndarray]:

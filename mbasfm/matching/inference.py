@@ -1,4 +1,4 @@
-"""What is computed once per photograph and per pair, and kept in the cache: features, depth, matches."""
+"""Features, depth and matches: computed once per photograph or pair, and cached."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def _describe(photo: Photo, matcher: Matcher, quarter_turns: int) -> dict[str, n
 
 
 def colors_of(photos: Sequence[Photo], pixels: Sequence[Float32[np.ndarray, "_ 2"]]) -> list[UInt8[np.ndarray, "_ 3"]]:
-    """Colours of every photograph at some pixels."""
+    """Colours of every photograph at the given pixels."""
 
     def look(number: int) -> UInt8[np.ndarray, "_ 3"]:
         size = np.array([photos[number].width, photos[number].height], np.float32)
@@ -68,7 +68,7 @@ def colors_of(photos: Sequence[Photo], pixels: Sequence[Float32[np.ndarray, "_ 2
 def turned_back(
     pixels: Float32[np.ndarray, "M 2"], size: tuple[int, int], quarter_turns: int
 ) -> Float32[np.ndarray, "M 2"]:
-    """Pixels of an image of the given width and height that were found in ``np.rot90`` of it."""
+    """Pixels in an image of the given width and height, from those found in its ``np.rot90``."""
     for number in reversed(range(quarter_turns)):
         width = size[number % 2]
         pixels = np.stack([width - pixels[:, 1], pixels[:, 0]], -1)
@@ -78,7 +78,7 @@ def turned_back(
 def estimate_depths(
     photos: Sequence[Photo], model: DepthModel, cache: Cache, min_confidence: float = 0.0
 ) -> Iterator[DepthEstimate | InputError]:
-    """Depth of every photograph, or what is wrong with it; networks use all cores by themselves.
+    """Depth of every photograph, or the error that prevents it; networks use all cores by themselves.
 
     Where a model is no surer than ``min_confidence``, depth is unknown.
     """
@@ -110,13 +110,13 @@ def _estimate_each(
 
 
 def depth_key(photo: Photo, model: DepthModel) -> str:
-    """What the depth of a photograph is kept by."""
+    """Cache key of a photograph's depth."""
     content = getattr(model, "content_of", lambda photo: "")(photo)
     return f"depth-2|{model.key}|{photo.digest}|{content}"
 
 
 def _estimate_together(photos: Sequence[Photo], model: Any) -> dict[Photo, DepthEstimate]:
-    """Depth of several photographs at once; nothing if one of them is faulty, which is then found one by one."""
+    """Depth of several photographs at once; empty if one fails, which is then found one by one."""
     if not photos:
         return {}
     try:
@@ -128,7 +128,7 @@ def _estimate_together(photos: Sequence[Photo], model: Any) -> dict[Photo, Depth
 
 
 def photo_vectors(photos: Sequence[Photo], model: Any, cache: Cache) -> Iterator[Float32[np.ndarray, " D"]]:
-    """One vector of every photograph that says how it looks as a whole."""
+    """One vector per photograph that describes it as a whole."""
 
     def compute(photo: Photo) -> dict[str, np.ndarray]:
         with all_cores():
@@ -138,12 +138,12 @@ def photo_vectors(photos: Sequence[Photo], model: Any, cache: Cache) -> Iterator
 
 
 def counts(photo: Photo, pixels: Float32[np.ndarray, "M 2"]) -> Bool[np.ndarray, " M"]:
-    """Whether pixels lie where the photograph's mask does not say to ignore it."""
+    """Which pixels the photograph's mask does not ignore."""
     return values_at(read_mask(photo), pixels / np.array([photo.width, photo.height], np.float32))
 
 
 def _masked(photo: Photo, values: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
-    """Depth without what the photograph's mask says to ignore."""
+    """Depth, NaN where the photograph's mask ignores it."""
     if photo.mask is None:
         return values
     rows, columns = values.shape
@@ -186,7 +186,7 @@ def match_pairs(
 
 
 def match_key(matcher: Matcher, first: Photo, second: Photo) -> str:
-    """What the matches of a pair are kept by."""
+    """Cache key of a pair's matches."""
     return f"matches|{matcher.key}|{first.digest}|{second.digest}"
 
 
@@ -197,7 +197,7 @@ def keypoints_of(photo: Photo, features: Features, depth: DepthEstimate) -> Keyp
 
 
 def shared_in_parallel(work: Callable[[Item], Result], items: Sequence[Item], cache: Cache) -> Iterator[Result]:
-    """The same where processes share the work through the cache: each does its own part, then reads that of all."""
+    """Results as of ``in_parallel``; processes share the work through the cache, and each reads what others did."""
     if world_size() > 1 and cache.is_kept:
         for _ in in_parallel(work, mine(items)):
             pass

@@ -1,4 +1,4 @@
-"""From matches between pixels of pairs to keypoints that pairs share.
+"""Keypoints shared between pairs, from matches between pixels of single pairs.
 
 A matcher without features finds pixels of two images, in the next pair others. Those of one image that lie in the same
 cell of a fine grid become one keypoint, at their mean by confidence, so that no pixel moves further than the cell is
@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 from scipy.spatial import cKDTree
 
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE
+
 CELL_PX = 1.0
-"""Width of a cell, at a long side of 1024: about as exact as such matchers are."""
-REFERENCE_LONG_SIDE = 1024
+"""Width of a cell at a long side of 1024: about the accuracy of such matchers."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def consolidate(
 def nearest_keypoints(
     pixels: Float32[np.ndarray, "M 2"], keypoints: Float32[np.ndarray, "K 2"], radius_px: float
 ) -> Int64[np.ndarray, " M"]:
-    """The keypoint at each pixel; -1 where there is none that near."""
+    """Index of the keypoint at each pixel; -1 where none is near."""
     if len(keypoints) == 0:
         return np.full(len(pixels), -1, np.int64)
     distance, number = cKDTree(keypoints).query(pixels, distance_upper_bound=radius_px)
@@ -65,7 +66,7 @@ def nearest_keypoints(
 
 
 def one_to_one(indices: Int64[np.ndarray, "M 2"], confidence: Float32[np.ndarray, " M"]) -> Bool[np.ndarray, " M"]:
-    """Which matches to keep so that no keypoint has two in a pair: the most confident ones."""
+    """Matches to keep so that no keypoint has two in a pair: the most confident ones."""
     kept = np.argsort(-confidence, kind="stable")
     for side in (0, 1):
         _, first = np.unique(indices[kept, side], return_index=True)

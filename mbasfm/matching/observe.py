@@ -1,18 +1,16 @@
-"""What the models find in the photographs: features, depth and matches, by one matcher or by several."""
+"""Observations of the photographs: features, depth and matches, by one matcher or by several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
-from mbasfm.config import Config
+from mbasfm.config import Common, Config
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
-from mbasfm.io.lists import read_pairs
 from mbasfm.matching.choose_pairs import Looks, choose_pairs, looks_ordered
 from mbasfm.matching.image_matching import chooser_of, drawn_key, match_as_images
 from mbasfm.matching.inference import (
@@ -36,17 +34,19 @@ from mbasfm.types.pairs import Keypoints
 from mbasfm.types.photos import DepthEstimate, Features, Photo
 
 MANY_MATCHES = 100
-"""A frame with two such pairs needs no second matcher."""
+"""Matches of a strong pair; a frame with two such pairs needs no second matcher."""
 MANY_FEATURES = 2000
-"""A frame with so many has matches enough."""
+"""Number of features from which a frame has matches enough."""
 LONG_S = 120.0
-"""Of a network on the CPU: worth a warning."""
+"""Expected seconds of a network on the CPU that are worth a warning."""
+ChoosePairs = Callable[[Sequence[Features], Any], tuple[Int64[np.ndarray, "P 2"], str]]
+"""Function from features and their matcher to pairs, and a sentence on why these."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
 @dataclass(frozen=True)
 class Content:
-    """What the models found in the photographs."""
+    """Everything that the models found in the photographs."""
 
     photos: tuple[Photo, ...]
     depths: list[DepthEstimate]
@@ -55,7 +55,7 @@ class Content:
     pairs: Int64[np.ndarray, "P 2"]
     matches: list[Int64[np.ndarray, "_ 2"]]
     descriptors: dict[int, Float32[np.ndarray, "_ C"]] = field(default_factory=dict)
-    """Of the first matcher, for frames in which it found few features: each of their matches is worth looking for."""
+    """Descriptors by the first matcher, for frames with few features: each of their matches is worth looking for."""
 
     @property
     def is_disparity(self) -> Bool[torch.Tensor, " N"]:
@@ -63,8 +63,14 @@ class Content:
         return torch.tensor([depth.is_disparity for depth in self.depths])
 
 
-def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch) -> Content:
-    """Run the models: features and depth of every photograph, matches of every pair that is worth it.
+def infer(
+    photos: tuple[Photo, ...],
+    config: Config,
+    cache: Cache,
+    watch: Watch,
+    given_pairs: Int64[np.ndarray, "P 2"] | None = None,
+) -> Content:
+    """Run the models: features and depth of every photograph, matches of every pair that is given or worth it.
 
     ``first+second`` matches with the first; photographs that found few matches get those of the second as well.
     """
@@ -75,23 +81,29 @@ def infer(photos: tuple[Photo, ...], config: Config, cache: Cache, watch: Watch)
         estimates = estimate_depths(photos, depth_model, cache, config.min_depth_confidence)
         found = list(watch.each(estimates, len(photos), "depth"))
     depths = _with_flat(photos, found, watch)
-    content = _match(photos, depths, matchers[0], None, config, cache, watch)
+
+    def choose(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], str]:
+        if given_pairs is not None:
+            return given_pairs, f"from {config.pairs}"
+        return _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, watch))
+
+    content = _match(photos, depths, matchers[0], choose, config, cache, watch)
     for matcher in matchers[1:]:
         wanted = weak_frames(content)
         if wanted.any():
-            content = merge(content, _match(photos, depths, matcher, wanted, config, cache, watch))
+            content = merge(content, _match(photos, depths, matcher, for_sake_of(wanted, choose), config, cache, watch))
     return content
 
 
 def _with_flat(
     photos: Sequence[Photo], found: Sequence[DepthEstimate | InputError], watch: Watch
 ) -> list[DepthEstimate]:
-    """Photographs without usable depth go on without it, as long as there are others that have some."""
+    """Depth of all photographs, flat where a model failed; raises the error if it failed for all."""
     wrong = {photo.name: item for photo, item in zip(photos, found, strict=True) if isinstance(item, InputError)}
     if wrong and len(wrong) == len(photos):
         raise next(iter(wrong.values()))
     for name, error in wrong.items():
-        watch.say(f"{name} goes on without depth: {error}")
+        watch.say(f"{name}: continuing without depth ({error})")
     return [flat_depth() if isinstance(item, InputError) else item for item in found]
 
 
@@ -99,21 +111,19 @@ def _match(
     photos: tuple[Photo, ...],
     depths: list[DepthEstimate],
     matcher: Any,
-    wanted: Bool[np.ndarray, " N"] | None,
+    choose: ChoosePairs,
     config: Config,
     cache: Cache,
     watch: Watch,
 ) -> Content:
-    """Features and matches by one matcher, of all photographs or for the sake of some."""
+    """Features and matches by one matcher, of the pairs that are chosen."""
     chooser = chooser_of(matcher)
     with watch.stage("features") as facts:
         described = list(watch.each(describe_photos(photos, chooser, cache), len(photos), "features"))
         facts["mean"] = round(float(np.mean([len(item.features.pixels) for item in described])))
     features, colors = [item.features for item in described], [item.colors for item in described]
     with watch.stage("pairs") as facts:
-        pairs, why = _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, watch))
-        if wanted is not None:
-            pairs, why = pairs[wanted[pairs].any(1)], "those of photographs with few matches"
+        pairs, why = choose(features, chooser)
         facts.update(pairs=len(pairs), why=why)
     warn_if_pairs_are_slow(pairs, photos, matcher, cache, watch)
     with watch.stage("matching") as facts:
@@ -137,15 +147,25 @@ def _match(
     return Content(photos, depths, keypoints, colors, pairs, matches, few)
 
 
+def for_sake_of(wanted: Bool[np.ndarray, " N"], choose: ChoosePairs) -> ChoosePairs:
+    """Restrict a choice of pairs to those with a wanted photograph."""
+
+    def choose_some(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], str]:
+        pairs, _ = choose(features, chooser)
+        return pairs[wanted[pairs].any(1)], "those of photographs with few matches"
+
+    return choose_some
+
+
 def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
-    """Frames that do not have two pairs (of two photographs: one) with many matches, which would hold them in place."""
+    """Frames without two pairs with many matches (of two photographs: one), which would hold them in place."""
     strong = content.pairs[[len(matches) >= MANY_MATCHES for matches in content.matches]]
     enough = min(2, len(content.photos) - 1)
     return np.bincount(strong.ravel(), minlength=len(content.photos)) < enough
 
 
 def merge(first: Content, second: Content) -> Content:
-    """Keypoints of both, one after the other; pairs that both have hold the matches of both."""
+    """Keypoints of both, one after the other; pairs in both have the matches of both."""
     offset = [len(points.pixels) for points in first.keypoints]
     matches = {(i, j): [found] for (i, j), found in zip(first.pairs.tolist(), first.matches, strict=True)}
     for (i, j), found in zip(second.pairs.tolist(), second.matches, strict=True):
@@ -162,7 +182,7 @@ def merge(first: Content, second: Content) -> Content:
     )
 
 
-def load_models(kind: Kind, config: Config, watch: Watch) -> list[Any]:
+def load_models(kind: Kind, config: Common, watch: Watch) -> list[Any]:
     """The models that a setting stands for, joined by + if there are several."""
     spec: str = getattr(config, kind)
     with looking_in(config.weights, config.models_path):
@@ -173,7 +193,7 @@ def load_models(kind: Kind, config: Config, watch: Watch) -> list[Any]:
 
 
 def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch) -> None:
-    """Say how long a large network will take on the CPU, before it begins."""
+    """Tell the user how long a large network will take on the CPU, before it starts."""
     if hasattr(model, "cpu_seconds"):
         left = sum(not cache.has(depth_key(photo, model)) for photo in photos)
         _announce(f"Depth from {model.name}", model.cpu_seconds, left, "photographs", watch)
@@ -182,7 +202,7 @@ def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch
 def warn_if_pairs_are_slow(
     pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: Any, cache: Cache, watch: Watch
 ) -> None:
-    """The same of a network that matches."""
+    """Tell the user how long a network will take to match on the CPU, before it starts."""
     if hasattr(matcher, "cpu_seconds"):
         key = drawn_key if isinstance(matcher, ImageMatcher) else match_key
         left = sum(not cache.has(key(matcher, photos[i], photos[j])) for i, j in pairs.tolist())
@@ -197,7 +217,7 @@ def _announce(what: str, each_s: float, count: int, things: str, watch: Watch) -
         )
 
 
-def looks_of(photos: Sequence[Photo], config: Config, cache: Cache, watch: Watch) -> Looks | None:
+def looks_of(photos: Sequence[Photo], config: Common, cache: Cache, watch: Watch) -> Looks | None:
     """How photographs are compared by a network, if its weights are on this machine."""
     with looking_in(config.weights, config.models_path):
         folder = Dinov2.find()
@@ -215,8 +235,6 @@ def _choose_pairs(
     photos: Sequence[Photo], features: Sequence[Features], matcher: Any, config: Config, looks: Looks | None
 ) -> tuple[Int64[np.ndarray, "P 2"], str]:
     names = [photo.name for photo in photos]
-    if config.pairs not in PAIR_MODES:
-        return read_pairs(Path(config.pairs), names), f"from {config.pairs}"
     given = getattr(matcher, "pairs", lambda: None)()
     if given is not None:
         number = {name: index for index, name in enumerate(names)}

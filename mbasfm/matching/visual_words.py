@@ -13,10 +13,10 @@ Descriptors = Sequence[Float32[np.ndarray, "_ C"]]
 """One array per frame; some may be empty."""
 
 NUM_WORDS = 256
-"""Recall rises slowly with the number of words; cost and memory, 128 kB a frame with SIFT, rise in proportion."""
+"""Number of words. Recall rises slowly with it; cost and memory, 128 kB a frame with SIFT, rise in proportion."""
 LLOYD_STEPS = 5
 MAX_TRAINING = 20_000
-"""Descriptors that the words are learned from. Five times as many cost more and find no more."""
+"""Number of descriptors to learn words from. Five times as many cost more and find no more."""
 MAX_PER_FRAME = 2000
 CHUNK_ROWS = 2048
 
@@ -40,13 +40,13 @@ def learn_words(descriptors: Descriptors, seed: int, num_words: int = NUM_WORDS)
 
 
 def aggregate(descriptors: Descriptors, words: Float32[np.ndarray, "W C"]) -> Float32[np.ndarray, "N D"]:
-    """One vector per frame over given words: that is how frames are compared with those of an older set."""
+    """One vector per frame over given words, to compare frames with those of an older set."""
     sums = (_residual_sums(_spread(array, MAX_PER_FRAME), words) for array in descriptors)
     return _normalise(np.stack([_normalise(array).ravel() for array in sums]))
 
 
 def _spread(rows: Float32[np.ndarray, "_ C"], count: int) -> Float32[np.ndarray, "_ C"]:
-    """At most ``count`` rows at equal distances: a fair share of the image, whether sorted by place or by strength."""
+    """At most ``count`` rows at equal distances: a fair sample, whether sorted by position or by strength."""
     return rows if len(rows) <= count else rows[np.arange(count) * len(rows) // count]
 
 

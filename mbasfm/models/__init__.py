@@ -1,1 +1,1 @@
-"""Depth models and matchers, one adapter per file, found through entry points."""
+"""Depth models and matchers, one adapter per file, found by entry points."""

@@ -1,4 +1,4 @@
-"""What a depth model and a matcher are: small protocols. The values they hand over are in types."""
+"""Protocols of depth models and matchers. The values they return are in types."""
 
 from typing import Protocol, runtime_checkable
 
@@ -45,7 +45,7 @@ class Matcher(Protocol):
 
     @staticmethod
     def missing() -> str:
-        """As for a depth model."""
+        """What has to be installed or fetched before it can run; empty if nothing."""
         ...
 
     def describe(self, photo: Photo, image: RGB) -> Features:
@@ -66,9 +66,9 @@ class ImageMatcher(Protocol):
 
     @staticmethod
     def missing() -> str:
-        """As for a depth model."""
+        """What has to be installed or fetched before it can run; empty if nothing."""
         ...
 
     def match_images(self, first: AnyRGB, second: AnyRGB) -> PixelMatches:
-        """Matches of two images; at best, pixels of the first are the same ones in all of its pairs."""
+        """Matches of two images; ideally at the same pixels of the first in all of its pairs."""
         ...

@@ -1,4 +1,4 @@
-"""Code of networks that is neither here nor in transformers: an installed package, or a clone."""
+"""Code of networks from outside this package and transformers: an installed package, or a clone."""
 
 import importlib
 import sys
@@ -12,24 +12,24 @@ from mbasfm.models.weights import clone_command, find_clone
 
 @dataclass(frozen=True)
 class Code:
-    """Where the code of a network comes from."""
+    """Source of a network's code."""
 
     repository: str
-    """On GitHub."""
+    """Repository on GitHub."""
     package: str = ""
-    """On PyPI, if it is there."""
+    """Package on PyPI, if there is one."""
     modules: tuple[str, ...] = ()
-    """Of the clone or of the package; the first that is there is taken."""
+    """Modules of the clone or package; the first one found is used."""
     inside: str = ""
     """Folder of the clone that holds the modules."""
     clone_options: str = ""
 
     def get_command(self) -> str:
-        """What to type to get it."""
+        """Command that gets the code."""
         return f"pip install {self.package}" if self.package else clone_command(self.repository, self.clone_options)
 
     def find_module(self) -> str:
-        """The first module that is in the clone or installed, not imported yet; empty if none is."""
+        """First module found in the clone or installed, not imported yet; empty if none is."""
         clone = find_clone(self.repository)
         for name in self.modules:
             top = name.partition(".")[0]
@@ -38,13 +38,13 @@ class Code:
         return ""
 
     def enter_clone(self) -> None:
-        """Let the clone's modules be found, before installed ones."""
+        """Put the clone's modules on the path, before installed ones."""
         clone = find_clone(self.repository)
         if clone is not None and (place := str(clone / self.inside)) not in sys.path:
             sys.path.insert(0, place)
 
     def missing(self) -> str:
-        """The command that gets it; empty if it is there."""
+        """Command that gets the code; empty if it is there."""
         return "" if self.find_module() else self.get_command()
 
     def load(self, network: str, module: str = "") -> Any:

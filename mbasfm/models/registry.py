@@ -1,4 +1,4 @@
-"""Models by name, through entry points: ours and those of other packages come in by the same door."""
+"""Models by name, through entry points: those of other packages are found in the same way as ours."""
 
 import difflib
 import re
@@ -22,11 +22,11 @@ class AutoChoice:
     spec: str
     what: str
     advice: str
-    """Ends with the option that would be better, without its value."""
+    """Sentence that ends with the option that would be better, without its value."""
     better: str
-    """That value: NAME or NAME:ARGUMENT."""
+    """Value of that option: NAME or NAME:ARGUMENT."""
     fetched: str = ""
-    """How much is fetched if nothing is on this machine, but the hub can be reached; empty: it is not fetched."""
+    """Size of the download if the weights are missing and the hub can be reached; empty if they are not fetched."""
 
 
 AUTO: dict[Kind, tuple[AutoChoice, ...]] = {
@@ -59,11 +59,11 @@ AUTO: dict[Kind, tuple[AutoChoice, ...]] = {
         AutoChoice("sift", "precise", "where there is little texture, more is found by --matcher", "sift+xfeat"),
     ),
 }
-"""Of each kind, ``auto`` is the first that can run. All have licences that permit every use."""
+"""Candidates of ``auto`` by kind: the first that can run. All have licences that permit every use."""
 
 
 def installed(kind: Kind) -> dict[str, EntryPoint]:
-    """Names of all installed models of a kind."""
+    """Entry points of all installed models of a kind, by name."""
     return {point.name: point for point in entry_points(group=f"mbasfm.{kind}")}
 
 
@@ -83,7 +83,7 @@ def choose_auto(kind: Kind, say: Callable[[str], None] = lambda sentence: None) 
 
 
 def _fetch(kind: Kind, choice: AutoChoice, say: Callable[[str], None]) -> bool:
-    """Get the weights of a model whose code is there, if the hub can be reached; whether they are there now."""
+    """Get the weights of a model whose code is there, if the hub can be reached; returns whether they are there now."""
     point = installed(kind).get(choice.spec)
     model = point.load() if point else None
     if model is None or model.missing_code() or not is_online():

@@ -1,4 +1,4 @@
-"""Where networks lie on this machine: their weights, and clones of the code of those that no package brings.
+"""Location of networks on this machine: weights, and clones of code that no package provides.
 
 Weights are looked for at the path in NAME:PATH, below --weights or the folder MBA_WEIGHTS names, and in the cache of
 the Hugging Face hub; clones below --models-path or the folder MBA_MODELS names, and in the cache of torch.hub. Nothing
@@ -25,7 +25,7 @@ CHUNK = 1 << 20
 HUB = "https://huggingface.co"
 CONNECT_S = 2.0
 GIVEN: ContextVar[dict[str, str]] = ContextVar("folders that options name, by variable")
-"""They go before the environment's."""
+"""Folders given by options; they take precedence over the environment's."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def looking_in(weights: str | None = None, models_path: str | None = None) -> It
 
 
 def weights_folder() -> Path | None:
-    """What --weights says, else MBA_WEIGHTS."""
+    """Folder given by --weights, else MBA_WEIGHTS."""
     return _folder(VARIABLE)
 
 
@@ -76,7 +76,7 @@ def is_complete(folder: Path, needed: Sequence[str] = NEEDED) -> bool:
 
 
 def fetch_command(repository: str, needed: Sequence[str] = NEEDED) -> str:
-    """What to type to get a repository to where `find_snapshot` looks."""
+    """Command that gets a repository to where `find_snapshot` looks."""
     folder = weights_folder()
     target = f" --local-dir {folder / repository}" if folder else ""
     return f"hf download {repository} {' '.join(needed)}{target}"
@@ -108,7 +108,7 @@ def is_online() -> bool:
 
 
 def fetch_snapshot(repository: str, needed: Sequence[str] = NEEDED) -> str:
-    """Get a repository to where `find_snapshot` looks; returns what went wrong, empty if nothing did."""
+    """Get a repository to where `find_snapshot` looks; returns an error message, empty on success."""
     from huggingface_hub import snapshot_download
 
     folder = weights_folder()
@@ -122,7 +122,7 @@ def fetch_snapshot(repository: str, needed: Sequence[str] = NEEDED) -> str:
 
 
 def content_digest(*paths: Path) -> str:
-    """Of the content of files, whatever their names."""
+    """Digest of the content of files, independent of their names."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -148,7 +148,7 @@ def find_clone(repository: str) -> Path | None:
 
 
 def clone_folders() -> list[Path]:
-    """Where clones are looked for, in this order."""
+    """Folders in which clones are looked for, in order."""
     import torch
 
     given = _folder(CLONES_VARIABLE)
@@ -156,7 +156,7 @@ def clone_folders() -> list[Path]:
 
 
 def clone_command(repository: str, options: str = "") -> str:
-    """What to type to get a clone to where `find_clone` looks."""
+    """Command that gets a clone to where `find_clone` looks."""
     import torch
 
     folder = _folder(CLONES_VARIABLE) or Path(torch.hub.get_dir())

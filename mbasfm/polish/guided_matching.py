@@ -15,7 +15,7 @@ from mbasfm.geometry.camera import unit_rays
 from mbasfm.geometry.epipolar import epipolar_lines
 from mbasfm.geometry.rigid import compose, invert
 from mbasfm.models.matchers.mutual_nearest import mutual_nearest
-from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
 RATIO = 0.8
@@ -56,7 +56,7 @@ def _with_more(
         unit_rays(places, cameras.intrinsics, torch.tensor(end)) for places, end in zip(pixels, ends, strict=True)
     )
     relative = compose(cameras.cam_from_world[view.j], invert(cameras.cam_from_world[view.i]))
-    focal = cameras.intrinsics.focal[view.j].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[view.j].max()
+    focal = cameras.intrinsics.reference_focal[view.j]
     near = (epipolar_lines(rays_i, relative) * focal @ rays_j.T).abs() < max_error_px
     found = mutual_nearest(descriptors[view.i], descriptors[view.j], RATIO, MIN_SIMILARITY, near).indices
     return replace(view, matches=_join(view.matches, found))

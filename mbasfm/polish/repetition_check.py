@@ -18,7 +18,7 @@ from mbasfm.geometry.camera import unit_rays
 from mbasfm.geometry.rigid import compose, invert
 from mbasfm.objective.distribution import MAD_TO_SIGMA
 from mbasfm.polish.keypoint_depth import gather, inverse_depths
-from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MAX_SIGMAS = 4.0
@@ -68,7 +68,7 @@ def _agrees(
     # turned + q step is parallel to the target's ray: q is the inverse depth in the source.
     step = torch.linalg.cross(rays[1], relative[:, :, 3])
     found = -(torch.linalg.cross(rays[1], turned) * step).sum(-1) / (step * step).sum(-1).clamp_min(1e-30)
-    focal = cameras.intrinsics.focal[target].mean(-1) * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[target].amax(-1)
+    focal = cameras.intrinsics.reference_focal[target]
     parallax_px = focal * expected * step.norm(dim=-1)
     error = (found / expected).clamp_min(FARTHEST).log().numpy()
     sizes = cameras.intrinsics.sizes[source].numpy()

@@ -9,11 +9,9 @@ from jaxtyping import Bool, Float64, Int64, Integer
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from mbasfm.geometry.camera import unit_rays
-from mbasfm.geometry.epipolar import epipolar_lines
+from mbasfm.geometry.epipolar import line_distances_px
 from mbasfm.geometry.lots import lots, places
-from mbasfm.geometry.rigid import compose, invert
-from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
 HELD_OUT_SHARE, MAX_HELD_OUT_SHARE = 0.05, 0.2
@@ -84,12 +82,7 @@ def held_out_error_px(
     for view, chosen in zip(views, held, strict=True):
         if not chosen.any():
             continue
-        rays = []
-        for frame, index in zip((view.i, view.j), view.matches[chosen].T, strict=True):
-            pixels = torch.from_numpy(keypoints[frame].pixels[index]).double()
-            rays.append(unit_rays(pixels, cameras.intrinsics, torch.tensor(frame)))
-        relative = compose(cameras.cam_from_world[view.j], invert(cameras.cam_from_world[view.i]))
-        across = (epipolar_lines(rays[0], relative) * rays[1]).sum(-1).abs()
-        focal = cameras.intrinsics.focal[view.j].mean() * REFERENCE_LONG_SIDE / cameras.intrinsics.sizes[view.j].max()
-        distances.append((across * focal).nan_to_num(nan=torch.inf))
+        ends, (first, second) = (view.i, view.j), view.matches[chosen].T
+        pixels = keypoints[view.i].pixels[first], keypoints[view.j].pixels[second]
+        distances.append(torch.from_numpy(line_distances_px(cameras, ends, pixels)).nan_to_num(nan=torch.inf))
     return float(torch.cat(distances).median()) if distances else float("nan")

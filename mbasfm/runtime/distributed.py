@@ -23,14 +23,14 @@ from mbasfm.errors import WorkerLostError
 
 Item = TypeVar("Item")
 PIECE = 1 << 22
-"""Numbers sent at once: bounds the memory of a sum over many processes."""
+"""Numbers sent at once; bounds the memory of a sum over many processes."""
 SHUFFLE_SEED = 0
 PATIENCE = timedelta(days=2)
-"""How long a process waits for the others: features of another may take long. One that dies is noticed at once."""
+"""How long a process waits for the others, whose features may take long. A process that dies is noticed at once."""
 DYING_SECONDS = 2.0
-"""Connections of a process close a little before it is gone."""
+"""Grace period: a process's connections close a little before it is gone."""
 _MEMBERS: list[tuple[str, int]] = []
-"""Host and process number by rank, so that one that is gone can be named."""
+"""Host and process id by rank, so that a lost process can be named."""
 
 
 def start() -> None:
@@ -43,7 +43,7 @@ def start() -> None:
 
 
 def _new_name(store: dist.Store, number: int, count: int) -> str:
-    """Under which the processes of this attempt, and no earlier ones, meet.
+    """Name under which the processes of this attempt meet, and none of an earlier one.
 
     The store of torchrun outlives restarts, so addresses of the dead are still in it, and how often a worker was
     started differs between machines (pytorch #135712). The first process answers every call, also old ones; only
@@ -70,7 +70,7 @@ def finish() -> None:
 
 
 def rank() -> int:
-    """Number of this process."""
+    """Rank of this process."""
     return dist.get_rank() if _is_many() else 0
 
 
@@ -80,12 +80,12 @@ def is_main() -> bool:
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Number of processes."""
     return dist.get_world_size() if _is_many() else 1
 
 
 def own_cores() -> int:
-    """Cores that this process may use, shared with its kin on the machine; at most OMP_NUM_THREADS, if that is set."""
+    """Number of cores for this process: its share of the machine's, at most OMP_NUM_THREADS if that is set."""
     # Containers and schedulers often give a process fewer cores than the machine has; not every system can tell.
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     kin = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -109,21 +109,21 @@ class Share:
 
     blocks: tuple[slice, ...]
     is_whole: bool = True
-    """Whether these are all blocks there are, so that sums are complete."""
+    """Whether this share has all blocks, so that its sums are complete."""
 
     def total(self, *sums: Tensor) -> None:
-        """Add up what all processes have summed over their own blocks, in place."""
+        """Sum over all processes, in place."""
         if not self.is_whole:
             for tensor in sums:
                 add_up(tensor)
 
     def largest(self, values: Tensor) -> Tensor:
-        """The largest over all processes."""
+        """Largest values over all processes."""
         return values if self.is_whole else torch.stack(_gather(values)).amax(0)
 
 
 def deal(blocks: Sequence[slice], at_random: bool) -> Share:
-    """This process's share of the blocks: neighbours, or (the same on every process) at random."""
+    """This process's share of the blocks: contiguous, or at random with the same draw on every process."""
     if world_size() == 1:
         return Share(tuple(blocks))
     order = torch.arange(len(blocks))
@@ -134,18 +134,18 @@ def deal(blocks: Sequence[slice], at_random: bool) -> Share:
 
 
 def mine(items: Sequence[Item]) -> Sequence[Item]:
-    """This process's part of independent items; those of like cost often follow each other, so they are dealt."""
+    """This process's part of independent items, dealt in turn because neighbours often cost alike."""
     return items[rank() :: world_size()]
 
 
 def own_part(count: int) -> slice:
-    """This process's part of so many rows that follow each other."""
+    """This process's part of ``count`` consecutive rows."""
     size = _part_size(count)
     return slice(min(rank() * size, count), min((rank() + 1) * size, count))
 
 
 def join_parts(own: Tensor, count: int) -> Tensor:
-    """All rows from the parts of all processes."""
+    """All rows, joined from the parts of all processes."""
     if world_size() == 1:
         return own
     padded = torch.cat([own, own.new_zeros(_part_size(count) - len(own), *own.shape[1:])])
@@ -153,12 +153,12 @@ def join_parts(own: Tensor, count: int) -> Tensor:
 
 
 def _part_size(count: int) -> int:
-    """Of all parts but the last ones, which may be smaller."""
+    """Number of rows of each part; the last parts may be smaller."""
     return -(-count // world_size())
 
 
 def add_up(tensor: Tensor) -> None:
-    """Sum over processes in place, in the order of their ranks: the same bits everywhere, whatever the network does."""
+    """Sum over processes in place, in the order of their ranks: the same bits on every process and network."""
     if world_size() == 1:
         return
     for piece in tensor.view(-1).split(PIECE) if tensor.numel() else ():
@@ -169,13 +169,13 @@ def add_up(tensor: Tensor) -> None:
 
 
 def wait_for_all() -> None:
-    """Go on when all processes are here."""
+    """Wait until all processes are here."""
     if _is_many():
         _talk(dist.barrier)
 
 
 def from_main(compute: Callable[[], Item]) -> Item:
-    """What the main process computes, on all of them."""
+    """Result of the main process's computation, on all processes."""
     if not _is_many():
         return compute()
     box: list[Any] = [compute() if is_main() else None]
@@ -213,7 +213,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _who_is_gone() -> str:
-    """Ranks whose process does not live on this machine any more; others can only be guessed at."""
+    """Ranks whose process has ended on this machine; those on other machines can only be guessed at."""
     host, deadline = socket.gethostname(), time.monotonic() + DYING_SECONDS
     while time.monotonic() < deadline:
         gone = [number for number, (where, pid) in enumerate(_MEMBERS) if where == host and not _is_alive(pid)]

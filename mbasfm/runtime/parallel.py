@@ -15,7 +15,7 @@ WORKERS = own_cores()
 
 
 def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Results in order, with one worker per core, each of which computes on that core only."""
+    """Results in the order of the items, from one worker per core that computes on that core only."""
     iterator = iter(items)
     with ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         waiting = [pool.submit(work, item) for item in islice(iterator, 4 * WORKERS)]

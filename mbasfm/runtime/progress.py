@@ -1,4 +1,4 @@
-"""Watching a run: seconds and peak memory of every stage for the report, progress with time left for the user."""
+"""Progress of a run: seconds and peak memory of every stage for the report, time left for the user."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 15.0
-"""Of progress in a log."""
+"""Seconds between two lines of progress in a log."""
 
 
 class Watch:
@@ -38,7 +38,7 @@ class Watch:
             self._console.print(f"[bold]{name:<11}[/] {seconds:7.1f} s  {shown}", highlight=False)
 
     def each(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-        """Pass items on, with a progress bar while they come; a line now and then where it is no terminal."""
+        """Pass items on and show progress: a bar on a terminal, else a line now and then."""
         if self._console is None:
             yield from items
             return
@@ -66,14 +66,14 @@ class Watch:
                 self._console.print(f"{what} {number} of {total}, about {left:.0f} s left", highlight=False)
 
     def say(self, note: str) -> None:
-        """A sentence that the user should see, now and in the report."""
+        """Tell the user a sentence, now and in the report."""
         self.notes.append(note)
         if self._console is not None:
             self._console.print(note, highlight=False)
 
 
 def peak_memory_mb() -> float:
-    """Largest memory of this process so far; NaN where the system does not say."""
+    """Peak memory of this process [MB]; NaN where the system does not tell."""
     try:
         # Unlike getrusage, which begins with the memory of the process that started this one.
         status = Path("/proc/self/status").read_text()
@@ -89,7 +89,7 @@ def peak_memory_mb() -> float:
 
 
 def present_memory_mb() -> float:
-    """Memory of this process now; where the system does not say, the largest so far."""
+    """Present memory of this process [MB]; its peak where the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

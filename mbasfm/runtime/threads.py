@@ -14,7 +14,7 @@ from mbasfm.runtime.distributed import own_cores
 
 @contextmanager
 def cores(count: int) -> Iterator[None]:
-    """Let torch compute on so many cores, then on as many as before; also a decorator."""
+    """Let torch compute on ``count`` cores, and on as many as before afterwards; also a decorator."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -24,10 +24,10 @@ def cores(count: int) -> Iterator[None]:
 
 
 def one_core():  # type: ignore[no-untyped-def]  # the type of a context manager that decorates has no name
-    """For small problems, and for many at once."""
+    """Compute on one core: for small problems, and for many at once."""
     return cores(1)
 
 
 def all_cores():  # type: ignore[no-untyped-def]
-    """For networks and large problems."""
+    """Compute on all cores: for networks and large problems."""
     return cores(own_cores())

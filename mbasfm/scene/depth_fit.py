@@ -1,4 +1,4 @@
-"""How depth maps fit a finished model: scale and shift of each against the points that its photograph sees."""
+"""Fit of depth maps to a finished model: scale and shift of each, by the points that its photograph sees."""
 
 from dataclasses import dataclass
 
@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float32, Float64
 from mbasfm.objective.distribution import MAD_TO_SIGMA
 
 MIN_POINTS_SCALE = 10
-"""With fewer points the adjusted correction stays as it is."""
+"""Least number of points to change the adjusted correction at all."""
 MIN_POINTS_SHIFT = 50
-"""With fewer, scale and shift change by one factor."""
+"""Least number of points to fit a shift; with fewer, scale and shift change by one factor."""
 MIN_GAIN = 0.95
 """A new shift must bring the median error below this share of what one factor reaches."""
 ROUNDS = 20
@@ -19,14 +19,14 @@ CAUCHY = 2.385
 
 @dataclass(frozen=True)
 class DepthFit:
-    """depth = scale D + shift or, for disparity, 1 / depth = scale d + shift."""
+    """Correction depth = scale D + shift or, for disparity, 1 / depth = scale d + shift."""
 
     scale: float
     shift: float
     is_disparity: bool
 
     def depth(self, raw: Float32[np.ndarray, "*s"]) -> Float32[np.ndarray, "*s"]:
-        """Depth in the world's unit; NaN where it is not known or not positive."""
+        """Depth in the world's unit; NaN where unknown or not positive."""
         value = self.scale * raw.astype(np.float64) + self.shift
         known = (raw > 0) & (value > 0)
         if self.is_disparity:
@@ -61,7 +61,7 @@ def fit_depth(
 
 
 def says_something(raw: Float32[np.ndarray, "h w"]) -> bool:
-    """Whether a map is more than one number everywhere."""
+    """Whether a map has more than one value."""
     known = raw[np.isfinite(raw)]
     return known.size > 0 and bool(known.min() < known.max())
 
@@ -83,7 +83,7 @@ def _fit_line(x: Float64[np.ndarray, " M"], wanted: Float64[np.ndarray, " M"]) -
 
 
 def _median_line(x: Float64[np.ndarray, " M"], wanted: Float64[np.ndarray, " M"]) -> Float64[np.ndarray, "2"]:
-    """A start that wrong raw values cannot pull: the median slope of pairs that are half the points apart."""
+    """Initial line that wrong raw values cannot pull: the median slope of pairs that are half the points apart."""
     order = np.argsort(x, kind="stable")
     half = len(x) // 2
     near, far = order[:half], order[half : 2 * half]
@@ -95,7 +95,7 @@ def _median_line(x: Float64[np.ndarray, " M"], wanted: Float64[np.ndarray, " M"]
 
 
 def depth_edges(depth: Float32[np.ndarray, "h w"], max_jump: float) -> Bool[np.ndarray, "h w"]:
-    """Pixels beside which depth jumps by more than a share of itself, or is not known."""
+    """Pixels beside which depth jumps by more than a share of itself, or is unknown."""
     edge = ~np.isfinite(depth)
     for axis in (0, 1):
         near, far = (np.moveaxis(depth, axis, 0)[part] for part in (slice(None, -1), slice(1, None)))

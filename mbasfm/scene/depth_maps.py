@@ -14,17 +14,17 @@ from mbasfm.io.arrays import read_arrays
 
 LARGEST = 65535
 STEPS = 65536
-"""3D Gaussian splatting divides by it."""
+"""Divisor of the 16-bit values in 3D Gaussian splatting."""
 MILLI = 1e-3
-"""nerfstudio's unit unless it is told another."""
+"""Default unit of nerfstudio's depth images."""
 MIN_STEPS, FULL_STEPS = 200, 1000
-"""Of the median depth: with fewer of the first the usual unit is too coarse; another unit gives it the second."""
+"""Steps of the median depth: below the first, the default unit is too coarse; another unit reaches the second."""
 NEAR = 0.999
 """Quantile of inverse depth that must fit into an image."""
 
 
 def stems_of(names: Iterable[str]) -> dict[str, str]:
-    """Names without their ending; those that would then be the same keep it."""
+    """Names without their extension, unless that makes two the same."""
     names = list(names)
     bare = [str(PurePosixPath(name).with_suffix("")) for name in names]
     count = Counter(bare)
@@ -32,13 +32,13 @@ def stems_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def write_depth(path: Path, depth: Float32[np.ndarray, "h w"]) -> None:
-    """Depth in the world's unit, NaN where it is not known."""
+    """Write depth in the world's unit, NaN where unknown."""
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, depth=depth)
 
 
 def read_depth(path: Path) -> Float32[np.ndarray, "h w"]:
-    """What ``write_depth`` wrote."""
+    """Depth map that ``write_depth`` wrote."""
     depth = read_arrays(path).get("depth")
     if depth is None or depth.ndim != 2 or depth.size == 0 or depth.dtype != np.float32:
         raise InputError(f"{path}: not a depth map of this program; run mba sfm again")
@@ -66,13 +66,13 @@ def depth_unit(depths: Sequence[Float32[np.ndarray, "..."]]) -> float:
 
 
 def depth_image(depth: Float32[np.ndarray, "h w"], unit: float) -> UInt16[np.ndarray, "h w"]:
-    """Steps of a unit; 0 where depth is not known or does not fit."""
+    """Depth in steps of a unit; 0 where it is unknown or does not fit."""
     steps = np.round(depth.astype(np.float64) / unit)
     return np.where((steps >= 1) & (steps <= LARGEST), steps, 0).astype(np.uint16)
 
 
 def inverse_scale(depths: Sequence[Float32[np.ndarray, "..."]]) -> float:
-    """One factor for the inverse depth of all images: 3D Gaussian splatting distrusts images with an unusual one."""
+    """Common factor of all inverse depth images: 3D Gaussian splatting distrusts images with an unusual one."""
     inverse = np.concatenate([1 / depth[np.isfinite(depth)] for depth in depths])
     return float(np.quantile(inverse, NEAR)) * STEPS / LARGEST if inverse.size else 1.0
 
@@ -84,6 +84,6 @@ def inverse_image(depth: Float32[np.ndarray, "h w"], scale: float) -> UInt16[np.
 
 
 def write_16_bit(path: Path, values: UInt16[np.ndarray, "h w"]) -> None:
-    """A PNG."""
+    """Write a 16-bit PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(cv2.imencode(".png", values)[1].tobytes())

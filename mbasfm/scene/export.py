@@ -25,7 +25,7 @@ from mbasfm.types.scene import View
 
 Kind = Literal["images", "depth", "ply", "tum", "glb", "nerfstudio"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""In this order: transforms.json names clouds and depth images that are there."""
+"""All kinds, in the order in which they are written: transforms.json names clouds and depth images that exist."""
 
 
 def export_scene(folder: Path | str, kinds: Sequence[Kind] = KINDS) -> dict[str, list[str]]:
@@ -59,7 +59,7 @@ def _missing_images(scene: Scene) -> list[Path]:
 
 
 def _sources(report: Path) -> dict[str, Path]:
-    """Where the photographs were, by name."""
+    """Original paths of the photographs, by name."""
     content = read_json(report)
     try:
         return {row["name"]: Path(row["source"]) for row in content["images"]}
@@ -68,7 +68,7 @@ def _sources(report: Path) -> dict[str, Path]:
 
 
 def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:
-    """Photographs upright and without distortion; those that are so already are copied byte by byte."""
+    """Write photographs upright and without distortion; those that are so already are copied byte by byte."""
     cameras = original_cameras(scene)
 
     def write(name: str) -> Path:
@@ -104,7 +104,7 @@ def original_cameras(scene: Scene) -> dict[str, pycolmap.Camera]:
 
 
 def _depth_images(scene: Scene) -> list[Path]:
-    """depth/*.png: depth for nerfstudio. depths/*.png and depth_params.json: inverse depth for Gaussian splatting."""
+    """Write depth/*.png for nerfstudio, and depths/*.png with depth_params.json for Gaussian splatting."""
     if not scene.with_depth:
         return []
     unit, scale = depth_unit(scene.depth_sample), inverse_scale(scene.depth_sample)

@@ -21,9 +21,9 @@ from mbasfm.types.scene import Cloud, View
 
 CLOUD_POINTS = 200_000
 SAMPLED_DEPTHS = 20_000_000
-"""Of all maps of a component together, for the units of depth images."""
+"""Number of depth values, of all maps of a component together, that units of depth images are chosen by."""
 MAPS_IN_MEMORY = 32
-"""A view's neighbours are mostly those of the view before."""
+"""Number of depth maps kept in memory; consecutive views have mostly the same neighbours."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Scene:
     folder: Path
     number: int
     views: tuple[View, ...]
-    """In the order of their numbers."""
+    """Views in the order of their numbers."""
     sparse: Cloud
     seen: tuple[Int64[np.ndarray, " _"], ...]
     """Numbers of the sparse points that each view sees."""
@@ -41,21 +41,21 @@ class Scene:
     """Names of depth maps, without ending, by name of the photograph; of all components."""
 
     def file(self, name: str) -> Path:
-        """Where a file of the whole component is: those of further components carry their number."""
+        """Path of a file of the whole component; those of further components carry their number."""
         path = self.folder / name
         return path if self.number == 0 else path.with_stem(f"{path.stem}_{self.number}")
 
     @property
     def model(self) -> Path:
-        """The folder of the COLMAP model."""
+        """Folder of the COLMAP model."""
         return self.folder / "sparse" / str(self.number)
 
     def depth_file(self, view: View) -> Path:
-        """Where the depth map of a view is, or would be."""
+        """Path of a view's depth map, whether it exists or not."""
         return self.folder / "depth" / f"{self.stems[view.name]}.npz"
 
     def mask_file(self, view: View) -> Path:
-        """Where the mask of a view is, or would be."""
+        """Path of a view's mask, whether it exists or not."""
         return self.folder / "masks" / f"{view.name}.png"
 
     @cached_property
@@ -65,12 +65,12 @@ class Scene:
 
     @cached_property
     def depth_sample(self) -> list[Float32[np.ndarray, " _"]]:
-        """Known values of every depth map; where those are too many for the memory, evenly spaced ones."""
+        """Known values of every depth map, evenly spaced if all would not fit into memory."""
         share = max(SAMPLED_DEPTHS // max(len(self.with_depth), 1), 1)
         return list(in_parallel(lambda view: thinned(read_depth(self.depth_file(view)), share), self.with_depth))
 
     def depth(self, view: View) -> Float32[np.ndarray, "_ _"]:
-        """The depth map of a view; those that were read last are still there."""
+        """Depth map of a view; the last ones read stay in memory."""
         return self._read_depth(self.depth_file(view))
 
     @cached_property
@@ -79,13 +79,13 @@ class Scene:
 
     @cached_property
     def cloud(self) -> Cloud:
-        """Points fused from depth, or the sparse ones where those are more."""
+        """Points fused from depth, or the sparse ones if there are more of them."""
         fused = fuse(self) if self.with_depth else Cloud(np.zeros((0, 3)), np.zeros((0, 3), np.uint8))
         return fused if len(fused.points) > len(self.sparse.points) else self.sparse
 
 
 def fuse(scene: Scene, count: int = CLOUD_POINTS) -> Cloud:
-    """About ``count`` points of all depth maps that other maps confirm, with the colours of their photographs."""
+    """About ``count`` points of all depth maps that other maps confirm, in the colours of their photographs."""
     near = dict(zip((view.name for view in scene.views), neighbours_of(scene.seen), strict=True))
     usable = {view.name for view in scene.with_depth}
     share = max(count // len(usable), 1)
@@ -133,7 +133,7 @@ def _seen(image: pycolmap.Image) -> Int64[np.ndarray, " _"]:
 
 
 def view_of(image: pycolmap.Image, camera: pycolmap.Camera) -> View:
-    """An image of an undistorted model."""
+    """View of an image of an undistorted model."""
     if is_distorted(camera):
         raise InputError(f"{image.name}: its camera is {camera.model.name}, not PINHOLE; run mba sfm again")
     return View(

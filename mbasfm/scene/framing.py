@@ -1,4 +1,4 @@
-"""Where to stand in front of a scene: upright, of radius 1, with everything that matters in the picture."""
+"""Placement of a viewer in front of a scene: upright, of radius 1, with everything that matters in view."""
 
 from dataclasses import dataclass
 
@@ -6,30 +6,30 @@ import numpy as np
 from jaxtyping import Float64
 
 INNER_SHARE = 0.9
-"""Share of the points that must be in the picture; cameras always are."""
+"""Share of the points that must be in view; cameras always are."""
 DIRECTION = np.array([0.45, 0.5, 1.0]) / np.linalg.norm([0.45, 0.5, 1.0])
-"""From the middle to the viewer: behind the cameras, a little above and beside them."""
+"""Direction from the middle to the viewer: behind the cameras, a little above and beside them."""
 
 
 @dataclass(frozen=True)
 class Upright:
-    """From the world to axes right, up and back, with the middle of the scene at the origin and radius 1."""
+    """Transform from the world to axes right, up and back, with the middle of the scene at the origin and radius 1."""
 
     turn: Float64[np.ndarray, "3 3"]
     middle: Float64[np.ndarray, "3"]
     radius: float
 
     def points(self, world: Float64[np.ndarray, "*M 3"]) -> Float64[np.ndarray, "*M 3"]:
-        """Points of the world."""
+        """Points of the world, in the upright scene."""
         return (world - self.middle) @ self.turn.T / self.radius
 
     def pose(self, world_from_cam: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, "3 4"]:
-        """A camera of the world; its lengths are those of the scene of radius 1."""
+        """Pose of a camera in the upright scene of radius 1."""
         return np.column_stack([self.turn @ world_from_cam[:, :3], self.points(world_from_cam[:, 3])])
 
 
 def stand_up(points: Float64[np.ndarray, "M 3"], world_from_cam: Float64[np.ndarray, "N 3 4"]) -> Upright:
-    """Most points and all cameras within radius 1."""
+    """Transform that brings most points and all cameras within radius 1."""
     centers = world_from_cam[:, :, 3]
     middle = np.median(np.concatenate([points, centers]), axis=0)
     distance = np.linalg.norm(points - middle, axis=1)
@@ -51,7 +51,7 @@ def upright(world_from_cam: Float64[np.ndarray, "N 3 3"]) -> Float64[np.ndarray,
 
 
 def frustum_size(centers: Float64[np.ndarray, "N 3"], radius: float) -> float:
-    """Half the way to the next camera, within limits that can be seen."""
+    """Half the distance to the next camera, within visible limits."""
     count = min(len(centers), 200)
     apart = np.linalg.norm(centers[:count, None] - centers[None], axis=-1)
     apart[np.arange(count), np.arange(count)] = np.inf

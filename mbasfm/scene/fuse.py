@@ -10,13 +10,13 @@ from mbasfm.scene.depth_fit import depth_edges
 from mbasfm.types.scene import View
 
 MAX_JUMP = 0.05
-"""Between neighbouring pixels, as a share of depth: more is an edge, where depth maps smear."""
+"""Largest difference between neighbouring pixels, as a share of depth; beyond it is an edge, where maps smear."""
 MAX_DISAGREEMENT = 0.05
-"""Between a point's depth and what another map says there."""
+"""Largest difference between a point's depth and another map's there, as a share of depth."""
 NUM_NEIGHBOURS = 4
 VIEWS_AT_ONCE = 256
 MIN_SHARED = 10
-"""Photographs are neighbours if they share so many points."""
+"""Least number of shared points that makes photographs neighbours."""
 
 
 def confirmed_points(
@@ -57,7 +57,7 @@ def _agreement(
 
 
 def neighbours_of(seen: Sequence[Int64[np.ndarray, " _"]]) -> list[list[int]]:
-    """For every view those with which it shares most points, given the numbers of the points that each sees.
+    """Views that share most points with each view, given the numbers of the points that each sees.
 
     Views are compared with all others some at a time: of thousands, the whole table would not fit into the memory.
     """

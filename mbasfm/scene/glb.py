@@ -1,4 +1,4 @@
-"""Points and cameras as one binary glTF, which browsers and every 3-D viewer open."""
+"""Points and cameras as one binary glTF, which browsers and all 3-D viewers open."""
 
 import json
 import struct
@@ -25,7 +25,7 @@ UPRIGHT = [1.0, 0.0, 0.0, 0.0]
 
 
 def glb_bytes(cloud: Cloud, views: Sequence[View]) -> bytes:
-    """The scene as a file."""
+    """Binary glTF file of the scene."""
     lines = frusta(views, FRUSTUM_SHARE * _extent(cloud, views))
     parts = [(POINTS, cloud.points, cloud.colors), (LINES, lines, np.tile(FRUSTUM_COLOR, (len(lines), 1)))]
     binary, views_of, meshes = b"", [], []
@@ -66,7 +66,7 @@ def frusta(views: Sequence[View], depth: float) -> Float64[np.ndarray, "M 3"]:
 
 
 def _extent(cloud: Cloud, views: Sequence[View]) -> float:
-    """Size of what matters: the middle nine tenths of points and all cameras."""
+    """Size of the scene: the middle nine tenths of points and all cameras."""
     centers = np.stack([view.world_from_cam[:, 3] for view in views])
     low, high = np.quantile(cloud.points, [0.05, 0.95], axis=0) if len(cloud.points) else (centers[0], centers[0])
     return float(np.linalg.norm(np.maximum(high, centers.max(0)) - np.minimum(low, centers.min(0)))) or 1.0

@@ -19,14 +19,14 @@ class Companions:
     depths: Sequence[str] = ()
     """One per view, or none at all: nerfstudio wants all or nothing."""
     masks: Sequence[str] = ()
-    """As depths."""
+    """One per view, or none at all."""
     depth_unit: float | None = None
     """World units per step of the depth images."""
     cloud: str | None = None
 
 
 def transforms(views: Sequence[View], files: Companions) -> dict[str, Any]:
-    """Poses as OpenGL camera-to-world; intrinsics at the top if all photographs share them, else per frame."""
+    """Content of transforms.json: poses as OpenGL camera-to-world; intrinsics on top if shared, else per frame."""
     shared = len({view.camera for view in views}) == 1
     content: dict[str, Any] = {"camera_model": "OPENCV"}
     if shared:
@@ -50,7 +50,7 @@ def _frame(view: View, name: str, shared: bool) -> dict[str, Any]:
 
 
 def opengl_pose(view: View) -> Float64[np.ndarray, "4 4"]:
-    """world_from_cam of a camera whose y points up and whose z points back."""
+    """Pose world_from_cam of a camera whose y points up and whose z points back."""
     pose = np.vstack([view.world_from_cam, [0, 0, 0, 1]])
     return pose * np.array([1.0, -1.0, -1.0, 1.0])
 

@@ -13,14 +13,14 @@ END = b"end_header\n"
 
 
 def write_ply(path: Path, cloud: Cloud) -> None:
-    """Positions as 32-bit floats, colours as bytes."""
+    """Write positions as 32-bit floats, colours as bytes."""
     vertices = np.zeros(len(cloud.points), VERTEX)
     vertices["xyz"], vertices["rgb"] = cloud.points, cloud.colors
     path.write_bytes(_header(len(vertices)) + vertices.tobytes())
 
 
 def read_ply(path: Path) -> Cloud:
-    """What ``write_ply`` wrote; files of others are refused."""
+    """Cloud that ``write_ply`` wrote; files of other programs are refused."""
     content = path.read_bytes()
     header, _, body = content.partition(END)
     count = len(body) // VERTEX.itemsize

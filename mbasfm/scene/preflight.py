@@ -15,7 +15,7 @@ BYTES_PER_PHOTO = 8_000_000
 
 
 def refuse_overwriting(folder: Path, photos: Sequence[Photo], config: Config) -> None:
-    """Input must not lie where output will be written, except photographs that are already as they would be written."""
+    """Refuse input where output will be written, except photographs that are already as they would be written."""
     images, masks = (folder / "images").resolve(), (folder / "masks").resolve()
     inside = [photo for photo in photos if images in photo.path.resolve().parents]
     if inside:
@@ -32,7 +32,7 @@ def refuse_overwriting(folder: Path, photos: Sequence[Photo], config: Config) ->
 
 
 def _refuse_rewriting(inside: Sequence[Photo], images: Path, photos: Sequence[Photo], config: Config) -> None:
-    """Photographs in the folder of the result are used in place if they need not change."""
+    """Refuse photographs in the folder of the result, unless they can be used unchanged."""
     advice = f"move them to {images.parent / 'input'} or choose another --output"
     moved = [photo.name for photo in inside if photo.path.resolve() != images / photo.name]
     if moved:
@@ -51,7 +51,7 @@ def _refuse_rewriting(inside: Sequence[Photo], images: Path, photos: Sequence[Ph
 
 
 def check_room(folder: Path, photos: Sequence[Photo]) -> None:
-    """Fail before hours of work, not after, if the disk cannot hold the scene."""
+    """Refuse to start if the disk cannot hold the scene."""
     folder.mkdir(parents=True, exist_ok=True)
     needed = sum(2 * photo.path.stat().st_size + BYTES_PER_PHOTO for photo in photos)
     free = shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""What the user gets: cameras, what became of every photograph, and one COLMAP model per component."""
+"""The result: cameras, the outcome for every photograph, and one COLMAP model per component."""
 
 import json
 import math
@@ -63,13 +63,13 @@ def color_points(model: pycolmap.Reconstruction, colors: Sequence[UInt8[np.ndarr
 
 
 def spread_of(covariance: Float64[np.ndarray, "6 6"]) -> dict[str, Any]:
-    """Standard deviations of a pose for the report."""
+    """Standard deviations of a pose, for the report."""
     sigma = np.sqrt(np.maximum(np.diag(covariance), 0))
     return {"rotation_deg": np.rad2deg(sigma[:3]).tolist(), "translation": sigma[3:].tolist()}
 
 
 def plain_json(value: Any) -> Any:
-    """JSON knows no NaN: what is not known becomes null."""
+    """Value for JSON, with null in place of NaN."""
     if isinstance(value, dict):
         return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -8,7 +8,7 @@ from mbasfm.types.scene import View
 
 
 def tum_text(views: Sequence[View], seconds: Mapping[str, float]) -> str:
-    """TUM: time, centre of the camera, quaternion x y z w of world_from_cam; without times, numbers of photographs."""
+    """TUM trajectory: time, camera centre, quaternion x y z w of world_from_cam; without times, photograph numbers."""
     lines = ["# time tx ty tz qx qy qz qw" if seconds else "# number tx ty tz qx qy qz qw"]
     for view in views:
         pose = view.world_from_cam

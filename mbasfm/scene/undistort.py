@@ -7,17 +7,17 @@ import pycolmap
 from jaxtyping import Float32, Float64, UInt8
 
 PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
-"""All that splat trainers know."""
+"""Camera models that splat trainers support."""
 OUTSIDE = -1.0
 
 
 def is_distorted(camera: pycolmap.Camera) -> bool:
-    """Whether a camera may bend straight lines: only pinholes never do."""
+    """Whether a camera may bend straight lines: all but pinholes."""
     return camera.model.name not in PINHOLES
 
 
 def undistort_model(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
-    """The same poses, points and tracks, seen by PINHOLE cameras where the lens had distortion."""
+    """Model with the same poses, points and tracks, and PINHOLE cameras where the lens had distortion."""
     straight = copy.deepcopy(model)
     for image_id, image in model.images.items():
         camera = model.cameras[image.camera_id]
@@ -34,7 +34,7 @@ def undistort_model(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
 
 
 def _move_keypoints(model: pycolmap.Reconstruction, image_id: int, pixels: Float64[np.ndarray, "M 2"]) -> None:
-    """Keypoints to new places. Those that the lens cannot have seen (NaN) leave their track and the image."""
+    """Move keypoints. Those that the lens cannot have seen (NaN) leave their track and the image."""
     points = model.images[image_id].points2D
     for index in np.flatnonzero(np.isnan(pixels).any(1)).tolist():
         if points[index].has_point3D():

@@ -28,7 +28,7 @@ from mbasfm.types.scene import View
 
 
 def write_scene(result: Reconstruction, content: Content, folder: Path, watch: Watch) -> None:
-    """Everything that a scene folder holds, the report last; files of an older result are removed."""
+    """Write the whole scene folder, the report last; files of an older result are removed."""
     with watch.stage("export") as facts:
         originals = {photo.name: photo.path for photo in content.photos}
         own = {path.resolve() for path in originals.values()}
@@ -51,7 +51,7 @@ def write_scene(result: Reconstruction, content: Content, folder: Path, watch: W
 
 
 def _remove_older(folder: Path, own: Collection[Path]) -> None:
-    """Only what an older report says was written: anything else in the folder, or the user's own, is not ours."""
+    """Remove only what an older report lists as written: anything else, or the user's own, is not ours."""
     try:
         outputs = json.loads((folder / "report.json").read_text(encoding="utf-8"))["outputs"]
         older = [folder / path for paths in outputs.values() for path in paths]
@@ -63,7 +63,7 @@ def _remove_older(folder: Path, own: Collection[Path]) -> None:
 
 
 def _write_masks(scene: Scene, content: Content) -> list[Path]:
-    """Masks as the images are, for all photographs as soon as one has a mask: nerfstudio wants all or none."""
+    """Write masks for all photographs as soon as one has a mask: nerfstudio wants all or none."""
     if not any(content.photos[view.number].mask is not None for view in scene.views):
         return []
     cameras, model = original_cameras(scene), read_model(scene.model)
@@ -84,7 +84,7 @@ def _write_masks(scene: Scene, content: Content) -> list[Path]:
 
 
 def _write_depths(scene: Scene, result: Reconstruction, content: Content) -> list[Path]:
-    """Aligned depth of all photographs with a map that says something; the report gets how well it fits."""
+    """Write aligned depth of all photographs whose map is not constant, and its misfit into the report."""
     model, cameras = read_model(scene.model), original_cameras(scene)
 
     def write(view: View) -> tuple[Path, float] | None:

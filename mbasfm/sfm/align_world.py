@@ -14,7 +14,7 @@ from mbasfm.geometry.rigid import camera_centers
 from mbasfm.geometry.similarity import Pairs, Similarity, find_up, is_line, robust_similarity, turn_to_z
 from mbasfm.runtime.progress import Watch
 from mbasfm.scene.reconstruction import Reconstruction
-from mbasfm.sfm.user_poses import World
+from mbasfm.sfm.user_files import World
 
 AGREES = 0.5
 """Weight from which on a camera counts as one that agrees."""

@@ -183,5 +183,4 @@ def _component_facts(item: Polished) -> dict[str, Any]:
 def _no_cameras(start: Start, content: Content) -> Cameras:
     count = len(content.photos)
     pose = torch.eye(4, dtype=torch.float64)[:3].repeat(count, 1, 1)
-    one = torch.ones(count, dtype=torch.float64)
-    return Cameras(pose, start.intrinsics, one, torch.zeros_like(one), content.is_disparity)
+    return Cameras.with_depth_as_given(pose, start.intrinsics, content.is_disparity)

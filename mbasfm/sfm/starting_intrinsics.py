@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
 
-from mbasfm.config import Config
+from mbasfm.config import Grouping, LensKind
 from mbasfm.estimators.focal_votes import search_focal
-from mbasfm.io.calibration import KnownCamera, at_resolution, read_calibration
-from mbasfm.io.poses import read_poses
+from mbasfm.io.calibration import KnownCamera
 from mbasfm.types.cameras import Intrinsics, Lens
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate, Photo
@@ -33,24 +32,39 @@ class Start:
     """Frames whose intrinsics come from the model to start from: like those of the metadata they are refined."""
 
 
-def known_intrinsics(photos: Sequence[Photo], config: Config, depths: Sequence[DepthEstimate] = ()) -> Start:
+@dataclass(frozen=True)
+class GivenCameras:
+    """Intrinsics that the user's files tell, by name of the photograph."""
+
+    held: dict[str, KnownCamera]
+    """Those that the user vouches for."""
+    rough: dict[str, KnownCamera]
+    """Those of the model to start from, which are refined."""
+
+
+def known_intrinsics(
+    photos: Sequence[Photo],
+    given: GivenCameras,
+    grouping: Grouping,
+    lens: LensKind = "auto",
+    depths: Sequence[DepthEstimate] = (),
+) -> Start:
     """Intrinsics from the user, else from the model to start from, else from point maps, else from the metadata.
 
     Only the user's are held. Frames of one camera have the median of what is said about them; where nothing is, the
     focal length is NaN.
     """
-    held = _user_calibration(photos, config)
-    init = {} if held else _start_calibration(photos, config)
+    held, rough = given.held, {} if given.held else given.rough
     sizes = torch.tensor([[photo.width, photo.height] for photo in photos])
-    group = torch.tensor(group_photos(photos, config.intrinsics, held))
+    group = torch.tensor(group_photos(photos, grouping, held))
     exif = _per_camera([photo.exif_focal_px for photo in photos], group.numpy())
     seen = _per_camera([depth.focal_px for depth in depths] or [None] * len(photos), group.numpy())
     intrinsics = Intrinsics.pinhole(torch.from_numpy(np.where(np.isnan(seen), exif, seen)), sizes, group)
-    intrinsics.fisheye[:] = config.lens == "fisheye"
-    is_held, is_init = (torch.tensor([photo.name in names for photo in photos]) for names in (held, init))
+    intrinsics.fisheye[:] = lens == "fisheye"
+    is_held, is_init = (torch.tensor([photo.name in names for photo in photos]) for names in (held, rough))
     for index, photo in enumerate(photos):
-        if photo.name in held or photo.name in init:
-            _set(intrinsics, index, held.get(photo.name) or init[photo.name])
+        if photo.name in held or photo.name in rough:
+            _set(intrinsics, index, held.get(photo.name) or rough[photo.name])
     is_init = _share(intrinsics, is_init)
     is_exif = torch.from_numpy(np.isnan(seen) & ~np.isnan(exif)) & ~is_held & ~is_init
     return Start(intrinsics, is_held, is_exif, is_init)
@@ -85,37 +99,6 @@ def _per_camera(focal_px: Sequence[float | None], group: Int64[np.ndarray, " N"]
     found = np.full(len(given), np.nan)
     for number in np.unique(group[~np.isnan(given)]):
         found[group == number] = np.nanmedian(given[group == number])
-    return found
-
-
-def _user_calibration(photos: Sequence[Photo], config: Config) -> dict[str, KnownCamera]:
-    if config.cameras is not None:
-        return read_calibration(Path(config.cameras), photos)
-    if config.focal is None:
-        return {}
-    focal = float(config.focal)
-    return {
-        photo.name: KnownCamera((focal, focal), (photo.width / 2, photo.height / 2), (0.0, 0.0, 0.0, 0.0), "focal")
-        for photo in photos
-    }
-
-
-def _start_calibration(photos: Sequence[Photo], config: Config) -> dict[str, KnownCamera]:
-    """Intrinsics of the model to start from, of those photographs for which it has some."""
-    if config.init is None:
-        return {}
-    file = read_poses(Path(config.init))
-    if file.by != "name":
-        return {}
-    rows = file.rows_of([photo.name for photo in photos])
-    stored = {photo.name: file.cameras[rows[photo.name]] for photo in photos if photo.name in rows}
-    found = {
-        photo.name: at_resolution(camera, photo, file.path)
-        for photo in photos
-        if (camera := stored.get(photo.name)) is not None
-    }
-    if config.lens == "pinhole":
-        return {name: replace(c, distortion=(0.0, 0.0, 0.0, 0.0), is_fisheye=False) for name, c in found.items()}
     return found
 
 

@@ -1,4 +1,4 @@
-"""Cameras in a made-up scene: where they stand, what they see, and how to put them in the wrong place."""
+"""Cameras in a made-up scene: their path, their photographs, and perturbed copies to start from."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,15 +21,15 @@ SUBPIXELS = ((-0.25, -0.25), (0.25, -0.25), (-0.25, 0.25), (0.25, 0.25))
 
 @dataclass(frozen=True)
 class Orbit:
-    """How cameras go around the middle of a scene; pairs are the least and the most [m]."""
+    """Path of cameras around the middle of a scene; pairs are smallest and largest values [m]."""
 
     radius: tuple[float, float]
     height: tuple[float, float]
     aim_height: tuple[float, float]
     aim_spread: float
-    """How far from the middle cameras look."""
+    """Spread of the points that cameras look at, around the middle."""
     aim_across: float
-    """Share of its way to the middle by which a camera looks beyond it."""
+    """How far beyond the middle a camera looks, as a share of its distance to it."""
     margin: float
     """Free space around a camera; twice as much in front."""
 
@@ -40,7 +40,7 @@ ORBITS = {
     "object": Orbit((2.0, 3.2), (0.5, 2.2), (0.1, 0.4), aim_spread=0.3, aim_across=0.0, margin=0.3),
 }
 STEP_DEG = 11.0
-"""Cameras proceed by this angle: neighbours overlap, and some thirty of them see all."""
+"""Angle between successive cameras: neighbours overlap, and some thirty of them see everything."""
 NUM_TRIES = 64
 
 
@@ -52,7 +52,7 @@ def make_cameras(
     focal_ratio: float = 0.9,
     distortion: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0),
 ) -> Cameras:
-    """Cameras of one group on a winding way around the middle, with exact depth; focal = focal_ratio * width."""
+    """Cameras of one group on a winding path around the middle, with exact depth; focal = focal_ratio * width."""
     sizes = torch.tensor([size]).expand(num_frames, 2).clone()
     focal = focal_ratio * sizes[:, 0].double()
     intrinsics = Intrinsics.pinhole(focal, sizes, torch.zeros(num_frames, dtype=torch.int64))
@@ -67,7 +67,7 @@ def make_cameras(
 
 
 def _wander(scene: Scene, num_frames: int, generator: torch.Generator) -> Float[Tensor, "N 3 4"]:
-    """cam_from_world along the way; where it is blocked, the nearest of a few random detours."""
+    """Poses cam_from_world along the path; where it is blocked, the nearest of a few random detours."""
     orbit = ORBITS[scene.kind]
     angle = math.radians(STEP_DEG) * torch.arange(num_frames) + 2 * math.pi * uniform(generator, 0.0, 1.0, 1)
     angle = angle + 0.1 * (_swing(num_frames, generator) - 0.5)
@@ -107,7 +107,7 @@ def _look_at(
 
 
 def _nearest_in_view(scene: Scene, cam_from_world: Float[Tensor, "N C 3 4"]) -> Float[Tensor, "N C"]:
-    """Least depth of a few rays that span the view."""
+    """Smallest depth of a few rays that span the view."""
     grid = torch.tensor([[x, y, 1.0] for x in (-0.45, 0.0, 0.45) for y in (-0.35, 0.0, 0.35)]).to(cam_from_world)
     centers = camera_centers(cam_from_world)
     return first_hit(scene, centers[..., None, :], grid @ cam_from_world[..., :3])[0].amin(-1)
@@ -184,7 +184,7 @@ def _see(
 
 
 def _is_rough(part: Int[Tensor, "H W"], slope: Float[Tensor, "H W"]) -> Bool[Tensor, "H W"]:
-    """Pixels on an edge, and long ones: one ray does not do."""
+    """Pixels at an edge or seen at a slant, for which one ray is not enough."""
     is_rough = slope < 0.2
     across, down = part[:, 1:] != part[:, :-1], part[1:] != part[:-1]
     is_rough[:, 1:] |= across

@@ -1,4 +1,4 @@
-"""What a depth model would say of a made-up scene.
+"""Simulated output of a depth model in a made-up scene.
 
 The observed depth is a fixed function of frame and pixel, so that all edges of a frame meet the same error of
 its depth map. All zero gives exact data.
@@ -73,7 +73,7 @@ def observe_depth(
     error: DepthError,
     seed: int,
 ) -> Float[Tensor, "B K"]:
-    """What the depth maps say at the given pixels.
+    """Simulated depth at the given pixels.
 
     The cameras' own scale and shift lead back to the depth that the rest of the error left: infinite in the sky,
     whose disparity is 0 before scale and shift.
@@ -87,7 +87,7 @@ def observe_depth(
 
 
 def observe_depth_map(scene: Scene, cameras: Cameras, frame: int, error: DepthError, seed: int) -> Float[Tensor, "H W"]:
-    """What the depth map of a frame says at all its pixels, float32."""
+    """Simulated depth map of a frame, float32."""
     pixels = pixel_centers(cameras.intrinsics, frame)
     depth = observe_depth(scene, cameras, torch.tensor([frame]), pixels.reshape(1, -1, 2), error, seed)
     return depth.reshape(pixels.shape[:2]).float()
@@ -107,7 +107,7 @@ def _inverse_depth(
 def _log_error(
     cameras: Cameras, frame: Int[Tensor, " B"], pixels: Float[Tensor, "B K 2"], error: DepthError, seed: int
 ) -> Float[Tensor, "B K"]:
-    """Logarithm of observed by true depth, without scale and shift."""
+    """Logarithm of observed over true depth, without scale and shift."""
     place = pixels / cameras.intrinsics.sizes[frame, None].to(pixels)
     total = torch.zeros_like(pixels[..., 0])
     if error.smooth:

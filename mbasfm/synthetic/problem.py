@@ -1,4 +1,4 @@
-"""Problems with a known answer: cameras in a made-up scene, and what a depth model and a matcher would say there.
+"""Problems with a known answer: cameras in a made-up scene, with simulated depth and matches.
 
 The observed depth is a fixed function of frame and pixel, so that all edges of a frame meet the same error of its
 depth map. Errors are values (``DepthError``, ``MatchError``); all zero gives exact data.
@@ -26,7 +26,7 @@ from mbasfm.types.samples import Samples
 OCCLUSION_TOLERANCE = 0.01
 """A point is hidden if something stands before it by more than this share of its distance."""
 CANDIDATES_PER_CHUNK = 1 << 19
-"""Pixels tried at once; bounds the memory."""
+"""Number of pixels tried at once; bounds the memory."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,29 @@ class Settings:
     """What kind of problem to make."""
 
     kind: str = "room"
-    """room, place or object."""
+    """Kind of scene: room, place or object."""
     samples_per_edge: int = 200
     depth_error: DepthError = field(default_factory=DepthError)
     match_error: MatchError = field(default_factory=MatchError)
     max_degree: int | None = None
-    """Neighbours a frame keeps; None keeps all."""
+    """Largest number of neighbours of a frame; None keeps all."""
     min_covisibility: float = 0.15
     disparity: bool = False
-    """Depth maps hold disparity."""
+    """Whether depth maps hold disparity."""
     distortion: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """k1, k2, p1, p2."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Data, and the answer."""
+    """Samples with errors, and the true cameras."""
 
     scene: Scene
     truth: Cameras
     graph: PoseGraph
     samples: Samples
     inlier: Bool[Tensor, "E K"]
-    """Matches that are right up to noise; says nothing about the depth."""
+    """Matches that are right up to noise, whatever their depth."""
 
 
 def make_problem(num_frames: int, seed: int, settings: Settings | None = None) -> Problem:

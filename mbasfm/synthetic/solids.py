@@ -13,7 +13,7 @@ from torch import Tensor
 from mbasfm.geometry.rigid import exp_so3, invert, transform
 
 RAYS_PER_CHUNK = 1 << 16
-"""Rays intersected at once: few enough to stay in the processor's cache, which matters more than memory."""
+"""Number of rays intersected at once: few enough to stay in the processor's cache."""
 MISS = -1
 
 
@@ -22,41 +22,41 @@ class Scene:
     """Solids, numbered: first the P boxes, then the S spheres, then the ground."""
 
     kind: str
-    """room, place or object: how cameras move through it."""
+    """Kind of scene, room, place or object: decides how cameras move."""
     world_from_box: Float[Tensor, "P 3 4"]
     half_size: Float[Tensor, "P 3"]
     """Half of the boxes' edge lengths."""
     is_hollow: tuple[bool, ...]
-    """P; a hollow box is a room, seen from inside."""
+    """Whether each box is a room, seen from inside."""
     sphere_center: Float[Tensor, "S 3"]
     sphere_radius: Float[Tensor, " S"]
     has_ground: bool
-    """The plane z = 0."""
+    """Whether the plane z = 0 is part of the scene."""
     tile_size: float
-    """What one texture covers [m]."""
+    """Size of the area that one texture covers [m]."""
     seed: int
 
     @property
     def num_boxes(self) -> int:
-        """P."""
+        """Number of boxes, P."""
         return len(self.half_size)
 
     @property
     def num_spheres(self) -> int:
-        """S."""
+        """Number of spheres, S."""
         return len(self.sphere_radius)
 
 
 @dataclass(frozen=True)
 class Hits:
-    """Where rays meet the scene first."""
+    """First intersections of rays with the scene."""
 
     ray_parameter: Float[Tensor, "*B"]
     """The point is origin + ray_parameter * direction; infinite for a ray that meets nothing."""
     primitive: Int[Tensor, "*B"]
-    """MISS for a ray that meets nothing."""
+    """Number of the solid; MISS for a ray that meets nothing."""
     face: Int[Tensor, "*B"]
-    """Boxes and spheres: 2 axis + (on the positive side)."""
+    """Face of a box or sphere: 2 axis + (on the positive side)."""
     surface: Float[Tensor, "*B 2"]
     """Position on the face [m]."""
     normal: Float[Tensor, "*B 3"]
@@ -64,7 +64,7 @@ class Hits:
 
 
 def seeded(seed: int, stream: int) -> torch.Generator:
-    """A generator of its own for each purpose, so that drawing more of one thing does not change another."""
+    """Separate generator for each purpose, so that drawing more of one thing does not change another."""
     return torch.Generator().manual_seed(seed * 1_000_003 + stream)
 
 
@@ -74,7 +74,7 @@ def uniform(generator: torch.Generator, low: float, high: float, *shape: int) ->
 
 
 def hash_unit(seed: int, *keys: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """A number in [0, 1) that looks random and depends only on the integers given."""
+    """Pseudo-random number in [0, 1) that depends only on the given integers."""
     state = torch.full((), seed * 7_919 + 12_345, dtype=torch.int64)
     for key in keys:
         # Multiply and shift, as in the finalizer of MurmurHash3; int64 wraps around.
@@ -206,7 +206,7 @@ def first_hit(
 def _first_hit_chunk(
     scene: Scene, origins: Float[Tensor, "3 #R"], directions: Float[Tensor, "3 R"]
 ) -> tuple[Float[Tensor, " R"], Int[Tensor, " R"]]:
-    """One row per axis, so that each operation runs along memory."""
+    """First hits of some rays; one row per axis, so that each operation runs along memory."""
     best = torch.full_like(directions[0], torch.inf)
     primitive = torch.full_like(best, MISS, dtype=torch.int64)
     for number in range(scene.num_boxes + scene.num_spheres + scene.has_ground):
@@ -252,7 +252,7 @@ def _meet_sphere(
 
 
 def cast(scene: Scene, origins: Float[Tensor, "*#B 3"], directions: Float[Tensor, "*#B 3"]) -> Hits:
-    """What rays see first, and where on its surface. Directions need no unit length."""
+    """First hits of rays, with their place on the surface. Directions need no unit length."""
     origins, directions = torch.broadcast_tensors(origins, directions)
     parameter, primitive = first_hit(scene, origins, directions)
     points = origins + directions * parameter.masked_fill(primitive == MISS, 0)[..., None]

@@ -1,4 +1,4 @@
-"""The paint on made-up scenes: textures, light and haze."""
+"""Appearance of made-up scenes: textures, light and haze."""
 
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ TEXTURE_SIZE = 1024
 """Texels along one side of a tile; a power of two."""
 NUM_TEXTURES = 6
 SKY_COLOR = ((0.55, 0.70, 0.90), (0.86, 0.90, 0.94))
-"""At the zenith and at the horizon."""
+"""Colours of the sky at the zenith and at the horizon."""
 HAZE_TILES = 25
 """Distance at which most of the light is haze, in tiles."""
 TOWARDS_LIGHT = (0.40, 0.25, 0.88)
@@ -40,7 +40,7 @@ def shade(
 
 
 def _sample_texture(scene: Scene, hits: Hits, texels_per_pixel: Float[Tensor, "*B"]) -> Float[Tensor, "*B 3"]:
-    """Bilinear, in the level of the image pyramid whose texels are as large as the pixel."""
+    """Bilinear texture colours, from the pyramid level whose texels are as large as the pixel."""
     atlas = texture_atlas(scene.seed)
     num_levels = TEXTURE_SIZE.bit_length()
     level = texels_per_pixel.clamp_min(1).log2().round().clamp_max(num_levels - 1).long()
@@ -64,7 +64,7 @@ def _sample_texture(scene: Scene, hits: Hits, texels_per_pixel: Float[Tensor, "*
 
 
 def _level_starts() -> Int[Tensor, " L"]:
-    """Where each level of the pyramid begins in the atlas."""
+    """Start of each pyramid level in the atlas."""
     sizes = [NUM_TEXTURES * (TEXTURE_SIZE >> level) ** 2 for level in range(TEXTURE_SIZE.bit_length())]
     return torch.tensor([0, *sizes[:-1]]).cumsum(0)
 
@@ -94,7 +94,7 @@ def _paint_texture(generator: torch.Generator) -> np.ndarray:
 
 
 def _clouds(generator: torch.Generator) -> np.ndarray:
-    """Noise of several octaves."""
+    """Noise of several octaves, as a texture."""
     total = np.zeros((TEXTURE_SIZE, TEXTURE_SIZE), np.float32)
     for cells, strength in ((4, 16.0), (16, 10.0), (64, 8.0), (256, 6.0)):
         grid = torch.randn(cells, cells, generator=generator).numpy()

@@ -13,7 +13,7 @@ REFERENCE_LONG_SIDE = 1024.0
 
 @dataclass(frozen=True)
 class Frames:
-    """What the images are; their pixels stay on disk."""
+    """Names, sizes and camera groups of the images; their pixels stay on disk."""
 
     names: tuple[str, ...]
     """N paths, relative to the image folder."""
@@ -38,7 +38,7 @@ class Intrinsics:
     group: Int[Tensor, " N"]
     """Frames of one group share the focal factor and the radial term."""
     is_fisheye: Bool[Tensor, " N"] | None = None
-    """None: no frame is."""
+    """Which frames are fisheyes; None if none is."""
 
     @property
     def fisheye(self) -> Bool[Tensor, " N"]:
@@ -46,13 +46,18 @@ class Intrinsics:
         return torch.zeros(len(self.focal), dtype=torch.bool) if self.is_fisheye is None else self.is_fisheye
 
     @property
+    def reference_focal(self) -> Float[Tensor, " N"]:
+        """Mean focal length of every frame [px at a long side of 1024]."""
+        return self.focal.mean(-1) * REFERENCE_LONG_SIDE / self.sizes.amax(-1)
+
+    @property
     def is_straight(self) -> bool:
-        """Whether no lens bends anything."""
+        """Whether all lenses are free of distortion."""
         return not bool(self.distortion.any() or self.fisheye.any())
 
     @staticmethod
     def pinhole(focal: Float[Tensor, " N"], sizes: Int[Tensor, "N 2"], group: Int[Tensor, " N"]) -> "Intrinsics":
-        """Square pixels, principal point in the middle, no distortion."""
+        """Intrinsics with square pixels, the principal point in the middle and no distortion."""
         focal = focal.double()
         return Intrinsics(
             focal=focal[:, None].expand(-1, 2).clone(),
@@ -71,16 +76,27 @@ class Cameras:
     cam_from_world: Float[Tensor, "N 3 4"]
     intrinsics: Intrinsics
     depth_scale: Float[Tensor, " N"]
-    """alpha."""
+    """Scale alpha of the depth map."""
     depth_shift: Float[Tensor, " N"]
-    """beta."""
+    """Shift beta of the depth map."""
     is_disparity: Bool[Tensor, " N"]
-    """Depth model of the frame: False, depth = alpha D + beta; True, 1 / depth = alpha d + beta."""
+    """Whether the frame has disparity, 1 / depth = alpha d + beta, instead of depth, depth = alpha D + beta."""
 
     @property
     def num_frames(self) -> int:
-        """N."""
+        """Number of frames, N."""
         return self.cam_from_world.shape[0]
+
+    @staticmethod
+    def with_depth_as_given(
+        cam_from_world: Float[Tensor, "N 3 4"],
+        intrinsics: Intrinsics,
+        is_disparity: Bool[Tensor, " N"] | None = None,
+    ) -> "Cameras":
+        """Cameras whose depth is not corrected; it is depth unless said otherwise."""
+        one = torch.ones(len(cam_from_world), dtype=torch.float64)
+        kind = torch.zeros(len(one), dtype=torch.bool) if is_disparity is None else is_disparity
+        return Cameras(cam_from_world, intrinsics, one, torch.zeros_like(one), kind)
 
 
 @dataclass(frozen=True)
@@ -89,7 +105,7 @@ class Fixed:
 
     pose: Bool[Tensor, " N"]
     focal: Bool[Tensor, " N"]
-    """A group's focal is fixed as soon as one of its frames says so."""
+    """Whether the focal length is fixed: for a whole group as soon as one of its frames says so."""
     radial: Bool[Tensor, " N"]
     scale: Bool[Tensor, " N"]
     shift: Bool[Tensor, " N"]
@@ -104,7 +120,7 @@ class Fixed:
         scale: bool = False,
         shift: bool = False,
     ) -> "Fixed":
-        """The same choice for every frame; by default all is free but the radial term."""
+        """One choice for all frames; by default everything is free but the radial term."""
         return Fixed(*(torch.full((num_frames,), value) for value in (pose, focal, radial, scale, shift)))
 
 
@@ -120,11 +136,11 @@ class Lens:
 
     @property
     def px_per_reference_px(self) -> float:
-        """Thresholds are at a long side of 1024."""
+        """Pixels of this image per pixel at a long side of 1024, the unit of thresholds."""
         return float(self.size.max()) / REFERENCE_LONG_SIDE
 
     def camera(self) -> dict[str, object]:
-        """As poselib wants it."""
+        """The camera as poselib's dictionary."""
         width, height = (int(value) for value in self.size)
         params = [*self.focal, *self.center, *self.distortion]
         model = "OPENCV_FISHEYE" if self.is_fisheye else "OPENCV" if self.distortion.any() else "PINHOLE"

@@ -9,14 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Keypoints:
-    """Features of one frame, with what the depth map says there."""
+    """Features of one frame, with the depth map's values there."""
 
     pixels: Float32[np.ndarray, "M 2"]
     raw_depth: Float32[np.ndarray, " M"]
-    """Depth or disparity as the model gave it; NaN where it says nothing."""
+    """Depth or disparity as the model gave it; NaN where unknown."""
 
     def join(self, other: "Keypoints") -> "Keypoints":
-        """Keypoints of both, this one's first."""
+        """Keypoints of both, own ones first."""
         return Keypoints(np.concatenate([self.pixels, other.pixels]), np.concatenate([self.raw_depth, other.raw_depth]))
 
 
@@ -33,14 +33,14 @@ class TwoView:
     fundamental: Float64[np.ndarray, "3 3"]
     """x_j^T F x_i = 0 in pixels."""
     is_planar: bool
-    """One homography explains nearly all inliers: a plane, or a camera that only turned."""
+    """Whether one homography explains nearly all inliers: a plane, or a camera that only turned."""
     log10_false_alarms: float
     inlier_ratio: float
     """Share of the pair's matches that agree; where few do, the pose is often wrong however many they are."""
     covisibility: tuple[float, float]
     """Share of the frame's textured area that the other sees, for i and for j."""
     rival: Float64[np.ndarray, "3 4"] | None = None
-    """What j_from_i may be instead: two poses explain the image of one plane equally well."""
+    """Alternative to j_from_i: two poses explain the image of one plane equally well."""
 
     @property
     def num_inliers(self) -> int:
@@ -49,15 +49,15 @@ class TwoView:
 
     @property
     def strength(self) -> float:
-        """How much the pair's pose is worth: many inliers count little among many more outliers."""
+        """Reliability of the pose: many inliers count little among many more outliers."""
         return self.num_inliers * self.inlier_ratio**2
 
 
 @dataclass(frozen=True)
 class PoseGraph:
-    """Who sees what. Both directions of a pair are edges."""
+    """Which frames see which. Both directions of a pair are edges."""
 
     edges: Int[Tensor, "E 2"]
-    """i -> j."""
+    """Directed edges i -> j."""
     covisibility: Float[Tensor, " E"]
     """Share of frame i's pixels that are seen by frame j."""

@@ -1,4 +1,4 @@
-"""Photographs, and what depth models and matchers say about them."""
+"""Photographs, and what depth models and matchers find in them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from jaxtyping import Float32, Int64, UInt8
 
 RGB = UInt8[np.ndarray, "H W 3"]
 AnyRGB = UInt8[np.ndarray, "_ _ 3"]
-"""One of several images, of different sizes."""
+"""RGB image of any size."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,16 @@ class Photo:
     """Path relative to the folder, with forward slashes, never leading out of it: the name in all outputs."""
     path: Path
     width: int
-    """Upright [px]."""
+    """Width of the upright image [px]."""
     height: int
     exif_focal_px: float | None
-    """From the metadata, None where it says nothing usable."""
+    """Focal length from the metadata [px]; None if they give no usable one."""
     device: str
-    """Maker, model and lens as the metadata name them; empty where it does not."""
+    """Maker, model and lens according to the metadata; empty if unknown."""
     digest: str
     """SHA-256 of the file: the identity of the photograph in the cache."""
     mask: Path | None = None
-    """Picture that is black where the photograph is to be ignored."""
+    """Image that is black where the photograph is to be ignored."""
     gps: tuple[float, float, float | None] | None = None
     """Latitude, longitude [deg] and altitude [m] from the metadata."""
 
@@ -46,13 +46,13 @@ class DepthEstimate:
     """A depth map that spans the whole image, at whatever resolution the model has."""
 
     values: Float32[np.ndarray, "h w"]
-    """Depth along the optical axis, or disparity; NaN where the model says nothing."""
+    """Depth along the optical axis, or disparity; NaN where unknown."""
     is_disparity: bool
     is_metric: bool
     focal_px: float | None = None
-    """Of the upright original, where the model knows it (from a point map: `geometry.focal.focal_from_points`)."""
+    """Focal length of the upright original, if known to the model (from points: `geometry.focal.focal_from_points`)."""
     confidence: Float32[np.ndarray, "h w"] | None = None
-    """How sure the model is, in [0, 1], where it says so; comparable within one map only."""
+    """Confidence in [0, 1], if the model gives one; comparable within one map only."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Features:
     """What a matcher keeps of one image."""
 
     pixels: Float32[np.ndarray, "M 2"]
-    """First pixel's centre at (0.5, 0.5) [px of the upright original]."""
+    """Positions [px of the upright original]; the centre of the first pixel is (0.5, 0.5)."""
     descriptors: Float32[np.ndarray, "M C"]
-    """Unit length."""
+    """Descriptors of unit length."""
     name: str = ""
-    """Of the photograph, for matchers that look pairs up instead of comparing descriptors."""
+    """Name of the photograph, for matchers that look pairs up instead of comparing descriptors."""
     size: tuple[int, int] = (0, 0)
-    """Width and height of the upright original [px], for matchers that need pixels relative to it; 0 is unknown."""
+    """Width and height of the upright original [px], for matchers that need relative positions; 0 if unknown."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,15 @@ class Matches:
 
     indices: Int64[np.ndarray, "M 2"]
     confidence: Float32[np.ndarray, " M"]
-    """In [0, 1]."""
+    """Confidence of each match, in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class PixelMatches:
-    """Pixels of two images that show the same."""
+    """Matching pixels of two images."""
 
     pixels_i: Float32[np.ndarray, "M 2"]
-    """First pixel's centre at (0.5, 0.5) [px of the image as it was given]."""
+    """Positions [px of the image as given]; the centre of the first pixel is (0.5, 0.5)."""
     pixels_j: Float32[np.ndarray, "M 2"]
     confidence: Float32[np.ndarray, " M"]
-    """In [0, 1]."""
+    """Confidence of each match, in [0, 1]."""

@@ -23,30 +23,30 @@ class Samples:
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """Number of edges, E."""
         return self.data.shape[0]
 
     @property
     def samples_per_edge(self) -> int:
-        """K, the paper's kappa."""
+        """Number of samples per edge: K, the paper's kappa."""
         return self.data.shape[1]
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which kernels compute."""
+        """Precision of the kernels."""
         return self.data.dtype
 
     @property
     def block_edges(self) -> int:
-        """Edges that are worked on at once."""
+        """Number of edges processed at once."""
         return max(1, BLOCK_SAMPLES // max(1, self.samples_per_edge))
 
     def rows(self, chunk: slice) -> "Samples":
-        """Some edges that follow each other."""
+        """Samples of a range of edges."""
         return Samples(self.edges[chunk], self.data[chunk], self.weight[chunk])
 
     def select(self, wanted: Bool[Tensor, " E"] | Int[Tensor, " M"]) -> "Samples":
-        """Some edges, by a mask or by number."""
+        """Samples of the wanted edges, by mask or index."""
         return Samples(self.edges[wanted], self.data[wanted], self.weight[wanted])
 
     def edge_mass(self) -> Float[Tensor, " E"]:
@@ -56,33 +56,33 @@ class Samples:
 
 @runtime_checkable
 class SampleSource(Protocol):
-    """Samples wherever they are: in memory (``Samples``) or on disk; a block of edges is in memory at a time."""
+    """Samples wherever they are stored: in memory (``Samples``) or on disk, loaded one block of edges at a time."""
 
     @property
     def edges(self) -> Int[Tensor, "E 2"]:
-        """Always in memory."""
+        """Frames i and j of each edge; always in memory."""
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """Number of edges, E."""
 
     @property
     def samples_per_edge(self) -> int:
-        """K."""
+        """Number of samples per edge, K."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which kernels compute."""
+        """Precision of the kernels."""
 
     @property
     def block_edges(self) -> int:
-        """Edges that are worked on at once."""
+        """Number of edges processed at once."""
 
     def rows(self, chunk: slice) -> Samples:
-        """Some edges that follow each other, in memory."""
+        """Samples of a range of edges, loaded into memory."""
 
     def select(self, wanted: Tensor) -> "SampleSource":
-        """Some edges, by a mask or by number."""
+        """Samples of the wanted edges, by mask or index."""
 
     def edge_mass(self) -> Float[Tensor, " E"]:
         """Sum of the weights of each edge."""

@@ -1,4 +1,4 @@
-"""What a viewer shows of a scene folder, as plain values: components, links, numbers, points. No window here."""
+"""Contents of a scene folder for the viewer, as plain values: components, links, numbers, points."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Link:
     j: int
     inliers: int
     error_px: float
-    """Median distance of the shared points to where the two photographs see them; NaN without such points."""
+    """Median reprojection error of the shared points in the two photographs; NaN without such points."""
 
 
 @dataclass(frozen=True)
@@ -49,41 +49,41 @@ class Component:
     scene: Scene
     upright: Upright
     size: float
-    """Of a drawn camera, for a scene of radius 1."""
+    """Size of a drawn camera, for a scene of radius 1."""
     errors_px: tuple[Float64[np.ndarray, " _"], ...]
-    """For each view how far its points are from where it sees them, in the order of ``scene.seen``."""
+    """Reprojection errors of each view's points, in the order of ``scene.seen``."""
     links: tuple[Link, ...]
     clouds: Mapping[str, Cloud]
     """Points of radius 1 by kind: fused (where there is depth), sparse."""
 
     @property
     def views(self) -> tuple[View, ...]:
-        """Its cameras."""
+        """Cameras of the component."""
         return self.scene.views
 
     def pose(self, view: View) -> Float64[np.ndarray, "3 4"]:
-        """Of a camera in the upright scene."""
+        """Pose of a camera in the upright scene."""
         return self.upright.pose(view.world_from_cam)
 
 
 @dataclass(frozen=True)
 class Shot:
-    """A photograph, placed or not."""
+    """A photograph, with or without a pose."""
 
     number: int
     name: str
     component: int
-    """Negative if it has no pose."""
+    """Number of the component; negative without a pose."""
     facts: tuple[tuple[str, str], ...]
     """Names and values to show."""
     thumbnail: UInt8[np.ndarray, "_ _ 3"] | None
     paths: tuple[Path, ...]
-    """Where the photograph may be."""
+    """Paths at which the photograph may be."""
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """All that there is to see."""
+    """Everything that the viewer shows."""
 
     title: str
     verdict: Verdict
@@ -126,7 +126,7 @@ def depth_cloud(component: Component, view: View, count: int) -> Cloud | None:
 
 
 def link_strengths(links: tuple[Link, ...], mode: str) -> tuple[Float64[np.ndarray, " L"], tuple[str, str]]:
-    """How good each link is from 0 to 1, by inliers or by residual, and what 0 and 1 stand for."""
+    """Quality of each link from 0 to 1, by inliers or by residual, and the values at 0 and 1."""
     if mode == BY_INLIERS:
         value = np.log([max(link.inliers, 1) for link in links])
         names = [f"{np.exp(end):.0f}" for end in (value.min(initial=np.inf), value.max(initial=0))]
@@ -217,7 +217,7 @@ def _shots(folder: Path, report: dict[str, Any], components: Sequence[Component]
 
 
 def _facts(component: Component, rows: Sequence[dict[str, Any]]) -> dict[int, tuple[tuple[str, str], ...]]:
-    """What to say of each camera of a component."""
+    """Facts to show about each camera of a component."""
     found = {}
     for view, errors_px in zip(component.views, component.errors_px, strict=True):
         row = rows[view.number]
@@ -238,7 +238,7 @@ def _facts(component: Component, rows: Sequence[dict[str, Any]]) -> dict[int, tu
 
 
 def _neighbours(component: Component, view: View, rows: Sequence[dict[str, Any]]) -> str:
-    """How many, and the strongest ones by name."""
+    """Number of neighbours, and the strongest ones by name."""
     links = [link for link in component.links if view.number in (link.i, link.j)]
     best = sorted(links, key=lambda link: -link.inliers)[:SHOWN_NEIGHBOURS]
     names = [f"{rows[link.i + link.j - view.number]['name']} ({link.inliers})" for link in best]

@@ -1,4 +1,4 @@
-"""The panel beside a scene in the browser: what can be switched, and words about scene and photographs."""
+"""The panel beside a scene in the browser: switches, and text about scene and photographs."""
 
 from dataclasses import dataclass
 from html import escape
@@ -15,14 +15,14 @@ DEPTH_ONE, DEPTH_ALL = "of the chosen camera", "of all cameras"
 PREVIOUS, NEXT = "previous", "next"
 TONES = {"good": "#2eb886", "fair": "#e0a030", "bad": "#e05228"}
 MAX_LINKS = 300
-"""More of them hide the scene: then they are not shown until asked for."""
+"""Largest number of links shown by default: more would hide the scene."""
 ROW = '<tr><td style="opacity:.65;padding:1px 10px 1px 0;vertical-align:top;white-space:nowrap">{}</td><td>{}</td></tr>'
 BLOCK = '<div style="font-size:.86em;line-height:1.45;padding:.3em 1em .3em .6em;overflow-wrap:anywhere">{}</div>'
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Handles of everything that can be pressed, moved or filled."""
+    """Handles of all controls."""
 
     choice: viser.GuiDropdownHandle[str]
     step: viser.GuiButtonGroupHandle
@@ -97,12 +97,12 @@ def _show_part(gui: viser.GuiApi, exhibit: Exhibit, placed: bool) -> dict[str, A
 
 
 def label(shot: Shot) -> str:
-    """What the list of photographs calls one."""
+    """Name of a photograph in the list."""
     return shot.name if shot.component >= 0 else f"{shot.name} (not placed)"
 
 
 def component_label(number: int, component: Component) -> str:
-    """What the list of components calls one."""
+    """Name of a component in the list."""
     return f"{number}: {len(component.views)} photographs"
 
 

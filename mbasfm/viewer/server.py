@@ -62,7 +62,7 @@ class Viewer:
         self.panel = make_panel(self.server.gui, exhibit)
         self.frusta: dict[int, viser.CameraFrustumHandle] = {}
         self.depths: dict[tuple[int, int], viser.PointCloudHandle] = {}
-        """By number of the photograph and how many points it may have."""
+        """Clouds by photograph number and largest number of points."""
         self.clouds: dict[tuple[int, str], viser.PointCloudHandle] = {}
         self._shots = {label(shot): shot for shot in exhibit.shots}
         self._lines: list[viser.LineSegmentsHandle] = []
@@ -80,7 +80,7 @@ class Viewer:
 
     @property
     def url(self) -> str:
-        """Where to look."""
+        """Address of the page."""
         host = self.server.get_host()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         return f"http://{f'[{host}]' if ':' in host else host}:{self.server.get_port()}"
@@ -92,7 +92,7 @@ class Viewer:
 
     @property
     def component(self) -> int:
-        """The component that is shown: they have nothing in common."""
+        """Number of the shown component; components share no world."""
         labels = [component_label(number, part) for number, part in enumerate(self.exhibit.components)]
         return labels.index(self.panel.component.value) if labels else -1
 
@@ -118,7 +118,7 @@ class Viewer:
             self.frusta[view.number] = handle
 
     def _add_tiles(self) -> None:
-        """Nothing was placed: the photographs on a wall, so that one sees what was given."""
+        """Show the photographs on a wall if none has a pose."""
         pictures = {shot.number: shot.thumbnail for shot in self.exhibit.shots if shot.thumbnail is not None}
         for number, tile in add_wall(self.server.scene, dict(list(pictures.items())[:MAX_TILES])).items():
             tile.on_click(lambda _, chosen=number: self.choose(chosen))
@@ -129,7 +129,7 @@ class Viewer:
         start.up = np.array([0.0, 1.0, 0.0])
 
     def _overview(self) -> Float64[np.ndarray, "3"]:
-        """Where to stand to see the shown component as a whole."""
+        """Position from which the whole shown component is in view."""
         if not self.exhibit.components:
             return np.array([0.0, 0.0, 2.2])
         component = self.exhibit.components[self.component]
@@ -157,7 +157,7 @@ class Viewer:
             handle.on_update(partial(self._do, action))
 
     def _do(self, action: Callable[[], None], _: object = None) -> None:
-        """One thing after the other: every event comes in a thread of its own."""
+        """Run one action at a time: every event comes in a thread of its own."""
         with self._lock:
             action()
 
@@ -191,7 +191,7 @@ class Viewer:
         self._restyle()
 
     def _visit(self, client: viser.ClientHandle | None) -> None:
-        """Look through the chosen camera: the window holds its photograph. Other cameras would be in the way."""
+        """Look through the chosen camera: its photograph fills the window, and other cameras are hidden."""
         shot = self.chosen
         if client is None or shot is None or shot.component < 0:
             return
@@ -296,7 +296,7 @@ class Viewer:
         self._style_points()
 
     def _views_with_depth(self) -> tuple[View, ...]:
-        """Whose depth the panel asks for."""
+        """Views whose depth the panel asks for."""
         if self.component >= 0 and self.panel.depth.value == DEPTH_ALL:
             return self.exhibit.components[self.component].views
         chosen = self.chosen

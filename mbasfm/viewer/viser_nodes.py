@@ -1,4 +1,4 @@
-"""What can stand in a viser scene: a cloud, a camera, lines, a wall of photographs."""
+"""Nodes of a viser scene: a cloud, a camera, lines, a wall of photographs."""
 
 from collections.abc import Mapping
 
@@ -11,17 +11,17 @@ from mbasfm.types.scene import Cloud, View
 
 CAMERA = (74, 144, 226)
 POINT_SIZE, LARGEST_POINT = 0.0035, 0.008
-"""Of the scene's radius: in a full cloud, in one of a few points."""
+"""Size of points relative to the scene's radius: in a full cloud, and in one of a few points."""
 FULL_CLOUD = 100_000
 WALL_WIDTH = 1.6
 TILE_SHARE = 0.93
-"""Of its place that a photograph on the wall fills."""
+"""Share of its tile that a photograph on the wall fills."""
 UPSIDE_DOWN = (0.0, 1.0, 0.0, 0.0)
 """Half a turn around x: pictures have y down, the scene has it up."""
 
 
 def add_cloud(scene: viser.SceneApi, name: str, cloud: Cloud) -> viser.PointCloudHandle:
-    """Coloured points."""
+    """Add coloured points."""
     points = cloud.points.astype(np.float32)
     return scene.add_point_cloud(
         name, points, cloud.colors, point_size=point_size(len(points)), point_shape="circle", precision="float32"
@@ -29,7 +29,7 @@ def add_cloud(scene: viser.SceneApi, name: str, cloud: Cloud) -> viser.PointClou
 
 
 def point_size(count: int) -> float:
-    """That suits a cloud of so many points: fewer points are larger."""
+    """Point size for a cloud of ``count`` points: fewer points are larger."""
     return float(min(POINT_SIZE * max(FULL_CLOUD / max(count, 1), 1) ** (1 / 3), LARGEST_POINT))
 
 
@@ -40,7 +40,7 @@ def add_frustum(
     pose: Float64[np.ndarray, "3 4"],
     picture: UInt8[np.ndarray, "_ _ 3"] | None,
 ) -> viser.CameraFrustumHandle:
-    """A camera with its photograph."""
+    """Add a camera with its photograph."""
     wide, tall = view.size / view.focal / 2
     return scene.add_camera_frustum(
         name,
@@ -58,7 +58,7 @@ def add_frustum(
 
 
 def frustum_scale(view: View) -> float:
-    """What viser must be told for a frustum of depth 1: it gives all of them the same volume."""
+    """Scale that gives viser's frustum a depth of 1: viser gives all frusta the same volume."""
     wide, tall = view.size / view.focal / 2
     return float(np.cbrt(wide * tall / 3))
 
@@ -75,7 +75,7 @@ def add_lines(
     colors: UInt8[np.ndarray, "L 3"],
     thickness_px: float,
 ) -> viser.LineSegmentsHandle:
-    """Lines of one colour each, given as sRGB."""
+    """Add lines of one colour each, given as sRGB."""
     # viser takes the colours of lines, unlike all others, for linear ones and would show them pale.
     linear = (255 * ((colors / 255 + 0.055) / 1.055) ** 2.4).round().astype(np.uint8)
     both = np.repeat(linear[:, None], 2, axis=1)
@@ -83,7 +83,7 @@ def add_lines(
 
 
 def add_wall(scene: viser.SceneApi, pictures: Mapping[int, UInt8[np.ndarray, "_ _ 3"]]) -> dict[int, viser.ImageHandle]:
-    """Pictures in rows and columns around the origin, seen from +z."""
+    """Add pictures in rows and columns around the origin, seen from +z."""
     columns = max(int(np.ceil(np.sqrt(1.5 * len(pictures)))), 1)
     rows, side, tiles = -(-len(pictures) // columns), WALL_WIDTH / columns, {}
     for place, (number, picture) in enumerate(pictures.items()):

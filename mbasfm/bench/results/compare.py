@@ -8,14 +8,14 @@ import numpy as np
 from mbasfm.bench.runner import Record
 
 NOISE = 0.005
-"""Smaller differences are not told."""
+"""Smallest difference that is reported."""
 Key = tuple[str, str, str, str]
 """Scene, group, variant, method."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """One measure of one scene that is not what it was."""
+    """A measure of one scene that has changed."""
 
     scene: str
     group: str
@@ -25,16 +25,16 @@ class Move:
     before: float
     after: float
     spread: float
-    """Standard error of the difference, over seeds and draws that both have."""
+    """Standard error of the difference, over common seeds and draws."""
 
     @property
     def is_beyond_noise(self) -> bool:
-        """Whether it moved by more than twice its standard error."""
+        """Whether the change exceeds twice its standard error."""
         return abs(self.after - self.before) > max(NOISE, 2 * self.spread)
 
 
 def compare(before: Sequence[Record], after: Sequence[Record], measures: Sequence[str]) -> list[Move]:
-    """All scenes that both have, largest difference first."""
+    """Changes of all common scenes, largest first."""
     old, new = _groups(before), _groups(after)
     moves = []
     for key in (key for key in new if key in old):
@@ -50,7 +50,7 @@ def compare(before: Sequence[Record], after: Sequence[Record], measures: Sequenc
 
 
 def only_in_one(before: Sequence[Record], after: Sequence[Record]) -> tuple[list[Key], list[Key]]:
-    """What cannot be compared: in the first only, in the second only."""
+    """Keys that only the first has, and that only the second has."""
     old, new = _groups(before), _groups(after)
     return [key for key in old if key not in new], [key for key in new if key not in old]
 

@@ -65,7 +65,7 @@ def _paired(recipe: Recipe, records: Sequence[Record]) -> str:
 
 
 def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Columns of words and of published figures look different."""
+    """HTML of a table; columns of words and of published figures look different."""
     kinds = [
         " class=published" if name.endswith("(published)") else " class=words" if name in WORDS else ""
         for name in header
@@ -99,7 +99,7 @@ def _plots(rows: Sequence[Row], totals: Sequence[Row], protocol: Protocol) -> st
 
 
 def _only_variants(variants: Sequence[str], variant: str) -> str:
-    """With one method, colours tell variants apart."""
+    """CSS classes of a variant; with one method, colours tell variants apart."""
     return f"series-{variants.index(variant) % NUM_STYLES} dash-0"
 
 

@@ -38,7 +38,7 @@ def paired_table(recipe: Recipe, records: Sequence[Record]) -> tuple[list[str], 
 
 
 def gain_of(measure: str) -> Callable[[Errors], Float64[np.ndarray, " M"]] | None:
-    """What one pair or query adds to a measure that is a mean; None of others."""
+    """Function from errors to what each adds to a measure that is a mean; None for other measures."""
     area = re.fullmatch(r"AUC@([\d.]+)( folded)?", measure)
     if area is not None:
         limit = float(area[1])
@@ -51,20 +51,20 @@ def gain_of(measure: str) -> Callable[[Errors], Float64[np.ndarray, " M"]] | Non
 
 
 def interval(gain: Float64[np.ndarray, " M"]) -> tuple[float, float, float]:
-    """Mean, and the interval that contains the means of 95 % of samples drawn with replacement."""
+    """Mean and its 95 % bootstrap interval."""
     drawn = np.random.default_rng(0).integers(0, len(gain), (BOOTSTRAPS, len(gain)))
     low, high = np.percentile(gain[drawn].mean(1), (50 - LEVEL / 2, 50 + LEVEL / 2))
     return float(gain.mean()), float(low), float(high)
 
 
 def interval_text(gain: Float64[np.ndarray, " M"]) -> str:
-    """For tables."""
+    """Mean and interval as text for tables."""
     mean, low, high = interval(gain)
     return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def _errors(records: Sequence[Record]) -> Rows:
-    """Also of all scenes together."""
+    """Errors of each scene, and of all scenes together."""
     found: Rows = {}
     for record in records:
         job = record["job"]
@@ -76,5 +76,5 @@ def _errors(records: Sequence[Record]) -> Rows:
 
 
 def _finite(errors: Mapping[str, Sequence[float | None]]) -> dict[str, list[float]]:
-    """JSON has no infinity: what is null was infinite."""
+    """Errors with infinity restored: JSON has null for it."""
     return {name: [np.inf if value is None else value for value in values] for name, values in errors.items()}

@@ -19,25 +19,25 @@ Group = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Row:
-    """Runs of one method on one scene, in the mean."""
+    """Mean of the runs of one method on one scene."""
 
     scene: str
     group: str
     variant: str
     method: str
     measures: Mapping[str, float | None]
-    """None where a run has no such number."""
+    """Values by measure; None where a run lacks one."""
     num_images: int
     registered: str
     seconds: float | None
-    """All stages; None for subsets, whose features are those of the scene."""
+    """Seconds of all stages; None for subsets, which share the scene's features."""
     mapping_seconds: float | None
-    """Of stages from first poses to the end."""
+    """Seconds of the stages from first poses to the end."""
     peak_memory_mb: float | None
     runs: int
     failed: int
     strangers: int | None
-    """Images of other scenes that were placed; None if none were mixed in."""
+    """Number of images of other scenes that got a pose; None if none were mixed in."""
     curve: tuple[float, ...]
     stages: Mapping[str, float] = field(default_factory=dict)
     """Mean seconds by name."""
@@ -52,7 +52,7 @@ def summarise(records: Sequence[Record]) -> list[Row]:
 
 
 def means(recipe: Recipe, records: Sequence[Record]) -> list[Row]:
-    """Over all scenes: the mean of their values or, if the protocol pools, over all their pairs.
+    """Rows over all scenes: the mean of their values or, if the protocol pools, over all their pairs.
 
     Scenes of a dataset with parts, PART/SCENE, have a mean for each part too; bags of several sizes one over all bags.
     """
@@ -73,7 +73,7 @@ def means(recipe: Recipe, records: Sequence[Record]) -> list[Row]:
 
 
 def _over_all_groups(totals: Sequence[Row], records: Sequence[Record], pools: bool) -> list[Row]:
-    """Every run counts the same, or every pair if the protocol pools."""
+    """Rows over all groups: every run counts the same, or every pair if the protocol pools."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in totals:
         if row.scene == MEAN:
@@ -120,7 +120,7 @@ def _row(group: Group, records: Sequence[Record]) -> Row:
 
 
 def _mean_stages(records: Sequence[Record]) -> dict[str, float]:
-    """A stage that a run did not need took no time."""
+    """Mean seconds by stage; a stage that a run did not need took no time."""
     names = dict.fromkeys(name for record in records for name in record["stages"])
     return {name: float(np.mean([record["stages"].get(name, 0.0) for record in records])) for name in names}
 
@@ -146,7 +146,7 @@ def _total(group: Group, rows: Sequence[Row], measures: Mapping[str, float | Non
 
 
 def _mean_measures(measures: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """None if one of the numbers is not known: an average over fewer would flatter failures."""
+    """Mean of each measure; None if a number is unknown, as an average over fewer would flatter failures."""
     found: dict[str, float | None] = {}
     for name in dict.fromkeys(name for row in measures for name in row):
         values = [row.get(name) for row in measures]

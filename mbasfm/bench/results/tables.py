@@ -41,7 +41,7 @@ def markdown(recipe: Recipe, records: Sequence[Record], published: Sequence[Publ
 
 
 def paired_title(recipe: Recipe) -> str:
-    """Of the table of differences with intervals."""
+    """Title of the table of differences with intervals."""
     return f"Minus {recipe.paired}, with paired-bootstrap 95 % intervals"
 
 
@@ -93,7 +93,7 @@ def ours_against_best(recipe: Recipe, rows: Sequence[Row]) -> tuple[list[str], l
 
 
 def _best_first(rows: Sequence[Row], measures: Sequence[str]) -> list[Row]:
-    """By the first measure; the next one decides between equals."""
+    """Rows ordered by the first measure; the next one decides between equals."""
 
     def badness(row: Row) -> tuple[float, ...]:
         values = ((name, row.measures.get(name)) for name in measures)
@@ -118,14 +118,14 @@ def time_ratios(rows: Sequence[Row]) -> str:
 
 
 def is_error(measure: str) -> bool:
-    """Whether less is better."""
+    """Whether lower values of the measure are better."""
     return measure.startswith(("ATE", "median", "largest", "beyond")) or measure.endswith(
         ("seconds", "ms per image", "ms per pair")
     )
 
 
 def is_ours(method: str) -> bool:
-    """Whether it is one of our own methods: ours, or ours-WAY."""
+    """Whether a method is one of ours: ours, or ours-WAY."""
     return method.partition("-")[0] == "ours"
 
 
@@ -182,7 +182,7 @@ def stage_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def value_text(value: Value | None) -> str:
-    """Three digits after the point; small numbers in powers of ten."""
+    """Value with three decimals; small numbers in powers of ten."""
     if value is None or isinstance(value, str):
         return value or ""
     return f"{value:.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:.1e}"

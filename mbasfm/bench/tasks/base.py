@@ -12,7 +12,7 @@ from mbasfm.runtime.progress import Watch
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a run."""
+    """Result of a run."""
 
     measures: dict[str, float]
     stages: dict[str, float] = field(default_factory=dict)
@@ -20,11 +20,11 @@ class Outcome:
     num_images: int = 0
     num_registered: int = 0
     num_pairs: int = 0
-    """By which scenes are weighed where a protocol pools."""
+    """Number of pairs, by which scenes are weighted where a protocol pools."""
     num_strangers: int = 0
     curve: tuple[float, ...] = ()
     errors: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """By query, [cm, deg], or by pair, [deg], where the task has such."""
+    """Errors by query, [cm, deg], or by pair, [deg], if the task has such."""
 
 
 @runtime_checkable
@@ -33,7 +33,7 @@ class Task(Protocol):
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """That can run."""
+        """Names of the methods that it can run."""
         ...
 
     def run(self, job: Job, work: Path, cache: Path) -> Outcome:
@@ -41,7 +41,7 @@ class Task(Protocol):
         ...
 
     def failed(self, job: Job) -> Outcome:
-        """What a run that crashed or took too long counts as."""
+        """Result that counts for a run that crashed or took too long."""
         ...
 
 
@@ -49,9 +49,9 @@ CONTENT_STAGES = (
     *("photos", "depth", "features", "pairs", "matching"),
     *("map features", "map depth"),
 )
-"""Found in the cache by all runs of a scene but the first."""
+"""Stages whose results all runs of a scene but the first find in the cache."""
 MAPPING_STAGES = ("adjust", "depth check", "polish", "retry", "map", "register")
-"""From first poses to the end."""
+"""Stages from first poses to the end."""
 
 
 def stage_seconds(watch: Watch, job: Job, cache: Path | None) -> dict[str, float]:

@@ -21,7 +21,7 @@ class Prepared:
 
     database: Path
     features: float
-    """Seconds."""
+    """Seconds for features."""
     matching: float
 
 

@@ -1,4 +1,4 @@
-"""Which pairs of images see the same, told by sensor depth and true poses: ScanNet's protocol counts only these."""
+"""Covisible pairs of images, by sensor depth and true poses: ScanNet's protocol counts only these."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,21 +18,19 @@ from mbasfm.models.depth.files import FilesDepth
 from mbasfm.types.photos import Photo
 
 COLUMNS, ROWS = 160, 120
-"""Depth maps are looked at in this resolution,"""
+"""Resolution of the depth maps."""
 STEP = 5
-"""and every so many-th pixel of it is followed to other images."""
+"""Spacing of the pixels that are projected into other images."""
 MIN_SHARE = 0.15
-"""Of an image's pixels that another one must see: nu, as for edges of the pose graph."""
+"""Share of an image's pixels that another one must see: nu, as for edges of the pose graph."""
 MAX_DEPTH_RATIO = 1.1
-"""Where depths differ by more, something stands in between."""
+"""Largest ratio of depths; beyond it, the point is occluded."""
 
 
 def covisible_pairs(scene: DatasetScene) -> Int64[Tensor, "P 2"]:
     """Pairs i < j of which one image shows at least 15 % of what the other does."""
     if scene.depth is None:
-        raise InputError(
-            f"{scene.name}: which pairs see the same is told by sensor depth, which is not there; export it too"
-        )
+        raise InputError(f"{scene.name}: covisible pairs need sensor depth, which is missing; export it too")
     photos = inspect_photos([scene.images / name for name in scene.names])
     maps, rays = _depth_maps(scene, photos), _rays(scene, photos)
     share = np.stack([_shares(frame, maps, rays, scene.cam_from_world) for frame in range(len(scene.names))])
@@ -42,13 +40,13 @@ def covisible_pairs(scene: DatasetScene) -> Int64[Tensor, "P 2"]:
 
 
 def _centres() -> Float32[np.ndarray, "h w 2"]:
-    """Of the pixels of the small maps, as shares of width and height."""
+    """Centres of the pixels of the small maps, as shares of width and height."""
     across, down = ((np.arange(side, dtype=np.float32) + 0.5) / side for side in (COLUMNS, ROWS))
     return np.stack(np.meshgrid(across, down), -1)
 
 
 def _depth_maps(scene: DatasetScene, photos: Sequence[Photo]) -> Float32[np.ndarray, "N h w"]:
-    """Small ones, NaN where nothing is known."""
+    """Small depth maps, NaN where unknown."""
     model = FilesDepth(str(scene.depth))
     places, found = _centres().reshape(-1, 2), []
     nothing = np.zeros((1, 1, 3), np.uint8)
@@ -78,7 +76,7 @@ def _shares(
     rays: Float64[np.ndarray, "N 2 2"],
     cam_from_world: Float64[np.ndarray, "N 3 4"],
 ) -> Float64[np.ndarray, " N"]:
-    """Of what one image shows, the share that each image sees."""
+    """Share of one image's pixels that each image sees."""
     depth = maps[frame, ::STEP, ::STEP].reshape(-1).astype(np.float64)
     known = depth > 0  # False for NaN
     places = _centres()[::STEP, ::STEP].reshape(-1, 2)[known]

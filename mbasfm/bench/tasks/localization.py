@@ -32,21 +32,22 @@ from mbasfm.localization.match_queries import match_queries
 from mbasfm.localization.prepared_map import triangulate_map
 from mbasfm.localize import Map
 from mbasfm.runtime.progress import Watch
-from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
+from mbasfm.sfm.starting_intrinsics import GivenCameras, known_intrinsics, lenses_of
+from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Lens
 from mbasfm.types.photos import Photo
 
 Poses = dict[str, Float64[np.ndarray, "3 4"]]
 SENSOR = "files:{depth}"
-"""As depth in the settings: the map has its sensor's depth. Otherwise it has none, and a model is asked."""
+"""Depth setting with which the map has its sensor's depth; otherwise it has none, and a model is used."""
 THRESHOLDS_PX = (4.0, 12.0)
-"""Of the classical pipeline's RANSAC; the second is pycolmap's default and that of the usual pipelines."""
+"""Thresholds of the classical pipeline's RANSAC; the second is the default of pycolmap and usual pipelines."""
 MIN_POINTS = 4
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a method gets: a folder with the map, the queries, and settings."""
+    """Input of a method: a folder with the map, the queries, and settings."""
 
     map: Path
     photos: tuple[Photo, ...]
@@ -55,7 +56,7 @@ class Assignment:
     watch: Watch
 
     def load_map(self) -> Map:
-        """Prepared, or found prepared in the cache."""
+        """The map, prepared now or found in the cache."""
         return Map.load(self.map, self.config, self.cache, watch=self.watch)
 
 
@@ -64,11 +65,11 @@ Found = tuple[Poses, dict[str, float]]
 
 
 class Relocalization:
-    """Poses of queries in the world of a map; a query without is wrong."""
+    """Poses of queries in the world of a map; a query without a pose counts as wrong."""
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Ours jointly, one by one, and one by one from file to pose; the classical pipeline's variants."""
+        """Ours jointly, one by one, and one by one from file to pose; variants of the classical pipeline."""
         return tuple(METHODS)
 
     def run(self, job: Job, work: Path, cache: Path) -> Outcome:
@@ -100,7 +101,7 @@ class Relocalization:
         return _outcome(job, queries, poses, stage_seconds(watch, job, cache), more)
 
     def failed(self, job: Job) -> Outcome:
-        """No query has a pose."""
+        """Outcome in which no query has a pose."""
         return _outcome(job, open_dataset(job.dataset, Path(job.data)).load(job.scene).queries, {}, {}, {})
 
 
@@ -133,7 +134,7 @@ def _write_map(folder: Path, scene: DatasetScene) -> None:
 
 
 def _depth_folder(scene: DatasetScene, cache: Path) -> Path:
-    """The dataset's own, or one with the maps that are computed from it."""
+    """Folder of the dataset's depth, or one with the maps computed from it."""
     if scene.depth is not None:
         return scene.depth
     if scene.read_depth is None:
@@ -174,7 +175,7 @@ def run_ours(assignment: Assignment, independent: bool) -> Found:
 
 
 def run_resident(assignment: Assignment) -> Found:
-    """A map in memory and one photograph after the other, everything from file to pose included."""
+    """Poses of one photograph after the other in a map in memory, everything from file to pose included."""
     chart = assignment.load_map()
     poses: Poses = {}
     seconds = []
@@ -193,10 +194,11 @@ def run_resident(assignment: Assignment) -> Found:
 
 
 def run_classical(assignment: Assignment, triangulated: bool, threshold_px: float) -> Found:
-    """Points by triangulation or depth, the same features and matches as ours."""
+    """Poses by points from triangulation or depth, with the same features and matches as ours."""
     chart, watch, photos = assignment.load_map(), assignment.watch, assignment.photos
-    prepared, config = chart.prepared, assignment.config.common()
-    lenses = lenses_of(known_intrinsics(photos, config).intrinsics)
+    prepared, config = chart.prepared, assignment.config
+    given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
+    lenses = lenses_of(known_intrinsics(photos, given, config.intrinsics).intrinsics)
     unknown = [photo.name for photo, lens in zip(photos, lenses, strict=True) if not np.isfinite(lens.focal).all()]
     if unknown:
         raise InputError(f"{unknown[0]}: no intrinsics, which the classical pipeline needs; use intrinsics = known")
@@ -215,7 +217,7 @@ def run_classical(assignment: Assignment, triangulated: bool, threshold_px: floa
 
 
 def _with_points_of(model: pycolmap.Reconstruction, sightings: Sightings) -> Sightings:
-    """The same matches with the points of tracks."""
+    """Sightings with the points of the model's tracks."""
     points = np.full((len(sightings), 3), np.nan)
     for row, (frame, keypoint) in enumerate(zip(sightings.frame, sightings.theirs, strict=True)):
         seen = model.images[frame + 1].points2D

@@ -28,7 +28,7 @@ from mbasfm.types.photos import Photo
 
 NUM_MATCHES = 1000
 MIN_TRUE_MATCHES, TRUE_PX = 30, 2.0
-"""Pairs overlap enough if so many matches lie that near the true epipolar lines [px at a long side of 1024]."""
+"""Least number of matches this near the true epipolar lines [px at a long side of 1024] for pairs that overlap."""
 Pixels = Float64[np.ndarray, "_ 2"]
 PixelPair = tuple[Pixels, Pixels]
 
@@ -38,37 +38,37 @@ class PairSet:
     """Pairs of one set; intrinsics are known."""
 
     names: tuple[str, ...]
-    """Both of a pair, with a space between."""
+    """Both names of a pair, with a space between."""
     pixels: tuple[PixelPair, ...]
     """Matches of each pair [px]."""
     calibration: Float64[np.ndarray, "P 2 4"]
     """fx, fy, cx, cy of both photographs [px]."""
     long_side: Float64[np.ndarray, "P 2"]
-    """[px]"""
+    """Long sides of both photographs [px]."""
     truth: Float64[Tensor, "P 3 4"]
-    """j_from_i."""
+    """True j_from_i."""
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def subset(self, chosen: Sequence[int] | np.ndarray) -> "PairSet":
-        """Some of the pairs, possibly several times."""
+        """The chosen pairs, possibly repeated."""
         rows = [int(row) for row in chosen]
         columns = tuple(self.names[row] for row in rows), tuple(self.pixels[row] for row in rows)
         return PairSet(*columns, self.calibration[rows], self.long_side[rows], self.truth[rows])
 
     def halves(self, seed: int) -> tuple["PairSet", "PairSet"]:
-        """Each pair in one of them, by chance."""
+        """Two sets, with each pair in one of them at random."""
         order = np.random.default_rng(seed).permutation(len(self))
         middle = len(self) // 2
         return self.subset(np.sort(order[:middle])), self.subset(np.sort(order[middle:]))
 
     def thinned(self, count: int) -> "PairSet":
-        """At most so many, at equal distances."""
+        """Up to ``count`` pairs at equal distances."""
         return self.subset(range(0, len(self), max(1, -(-len(self) // count))))
 
     def batch(self) -> MatchBatch:
-        """As our estimator takes it; thresholds are at a long side of 1024."""
+        """Batch for our estimator; thresholds are at a long side of 1024."""
         rays = [
             [torch.from_numpy((points - k[2:]) / k[:2]) for points, k in zip(both, cameras, strict=True)]
             for both, cameras in zip(self.pixels, self.calibration, strict=True)
@@ -77,7 +77,7 @@ class PairSet:
         return MatchBatch.stack([pair[0] for pair in rays], [pair[1] for pair in rays], focal)
 
     def num_true(self) -> Int64[Tensor, " P"]:
-        """Matches of each pair near the true epipolar lines."""
+        """Number of matches of each pair near the true epipolar lines."""
         batch = self.batch()
         essential = essential_from_pose(self.truth)[:, None]
         near = sampson_squared(essential, sampson_forms(batch, torch.float64))[:, 0] < TRUE_PX**2
@@ -85,7 +85,7 @@ class PairSet:
 
 
 def pair_set(pairs: Sequence[ImagePair], photo_of: Mapping[Path, Photo], pixels: Sequence[PixelPair]) -> PairSet:
-    """Pairs with what a matcher found in each."""
+    """Set of pairs with the matches of each."""
     photos = [[photo_of[path] for path in pair.paths] for pair in pairs]
     return PairSet(
         tuple(" ".join(pair.names) for pair in pairs),
@@ -138,7 +138,7 @@ def _matches(photos: Sequence[Photo], ends: np.ndarray, matcher: str, cache: Cac
 def _matched_pixels(
     photos: Sequence[Photo], ends: np.ndarray, model: Any, cache: Cache
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Of one matcher, pair by pair."""
+    """Matched pixels by one matcher, pair by pair."""
     if isinstance(model, ImageMatcher):
         for item in pixel_matches(ends.tolist(), photos, model, cache):
             yield item.pixels_i, item.pixels_j

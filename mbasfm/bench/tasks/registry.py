@@ -18,7 +18,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def find_task(name: str) -> Task:
-    """By its name; says which there are."""
+    """Task of a name; the error for an unknown name lists all."""
     if name not in TASKS:
         raise ConfigError(f"no task is named {name!r}; there are {', '.join(TASKS)}")
     return TASKS[name]

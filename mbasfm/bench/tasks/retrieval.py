@@ -1,4 +1,4 @@
-"""The task of retrieval: among each image's nearest by VLAD, the share that looks the same way."""
+"""The task of retrieval: share of each image's nearest by VLAD that look in the same direction."""
 
 import time
 from pathlib import Path
@@ -43,12 +43,12 @@ class Retrieval:
         return Outcome(measures, {"vlad": seconds}, len(photos), len(photos), 1)
 
     def failed(self, job: Job) -> Outcome:
-        """Nothing found."""
+        """Outcome in which nothing was found."""
         return Outcome({f"recall@{k}": 0.0 for k in NEIGHBOURS}, num_pairs=1)
 
 
 def looking_alike(cam_from_world: Float64[np.ndarray, "N 3 4"]) -> Bool[np.ndarray, "N N"]:
-    """Frames whose view directions differ by less than 30 degrees."""
+    """Which frames have view directions that differ by less than 30 degrees."""
     directions = cam_from_world[:, 2, :3]
     alike = (directions @ directions.T) > np.cos(np.deg2rad(MAX_ANGLE_DEG))
     np.fill_diagonal(alike, False)

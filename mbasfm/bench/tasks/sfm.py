@@ -32,18 +32,18 @@ COLMAP, OF_COLMAPS_PAIRS = "colmap", " of COLMAP's pairs"
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a method gets."""
+    """Input of a method."""
 
     job: Job
     scene: DatasetScene
-    """Only the images of the job."""
+    """Scene with only the images of the job."""
     whole: DatasetScene
     work: Path
     cache: Path
 
     @property
     def paths(self) -> list[str]:
-        """Of all images, strangers last."""
+        """Paths of all images, strangers last."""
         return [str((self.scene.images / name).resolve()) for name in self.scene.names] + list(self.job.strangers)
 
     def calibration(self) -> dict[str, Any] | None:
@@ -73,7 +73,7 @@ class StructureFromMotion:
         return replace(outcome, measures=outcome.measures | _of_colmaps_pairs(job, scene, poses, pairs, cache))
 
     def failed(self, job: Job) -> Outcome:
-        """No image has a pose."""
+        """Outcome in which no image has a pose."""
         whole = open_dataset(job.dataset, Path(job.data)).load(job.scene)
         return _outcome(job, whole.only(job.names) if job.names else whole, {}, {})
 
@@ -89,7 +89,7 @@ def _outcome(
 def _of_colmaps_pairs(
     job: Job, scene: DatasetScene, poses: Poses, pairs: Int64[Tensor, "P 2"], cache: Path
 ) -> dict[str, float]:
-    """The same measures over those pairs of which COLMAP registered both, if it ran before."""
+    """Measures over the pairs of which COLMAP registered both images, if it ran before."""
     path = cache / "registered" / f"{replace(job, method=COLMAP, variant=job.intrinsics).key}.json"
     if job.method == COLMAP:
         path.parent.mkdir(parents=True, exist_ok=True)

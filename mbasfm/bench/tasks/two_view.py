@@ -35,9 +35,9 @@ from mbasfm.io.text_files import write_text
 from mbasfm.runtime.parallel import in_parallel
 
 LIMITS_DEG = (5.0, 10.0, 20.0)
-"""Whose mean AUC chooses the threshold."""
+"""Limits whose mean AUC chooses the threshold."""
 PAIRS_AT_ONCE = 64
-"""Per core."""
+"""Number of pairs at once, per core."""
 NUM_SAMPLES = 64
 NOT_FOUND_DEG = 180.0
 
@@ -49,11 +49,11 @@ class Estimate:
     j_from_i: Float64[Tensor, "P 3 4"]
     found: Bool[Tensor, " P"]
     cpu_seconds: float = 0.0
-    """Of the threads that computed: the machine may have other things to do."""
+    """Seconds of the threads that computed, as the machine may be busy otherwise."""
 
 
 Method = Callable[[MatchBatch, float, int], Estimate]
-"""From matches, threshold [px at a long side of 1024] and seed."""
+"""Function from matches, threshold [px at a long side of 1024] and seed to an estimate."""
 
 
 class TwoView:
@@ -95,7 +95,7 @@ class TwoView:
         return _outcome(job, measured.names, errors, speed, seconds, not settings.batch)
 
     def failed(self, job: Job) -> Outcome:
-        """No pair has a pose. All of the set count: which ones overlap would take the matches to say."""
+        """Outcome in which no pair has a pose. All pairs count, as matches would be needed to tell which overlap."""
         gaps = PairSettings.of(job.settings).gaps
         pairs = PairSets(Path(job.data)).pairs(job.scene, gaps.get(job.scene))
         wrong = torch.full((len(pairs),), NOT_FOUND_DEG, dtype=torch.float64)
@@ -122,7 +122,7 @@ def _outcome(
 
 
 def _estimate(method: Method, matches: MatchBatch, tau_px: float, seed: int) -> Estimate:
-    """All pairs, in pieces on all cores."""
+    """Estimate of all pairs, in pieces on all cores."""
 
     def piece(start: int) -> Estimate:
         begin = time.thread_time()
@@ -141,7 +141,7 @@ def _estimate(method: Method, matches: MatchBatch, tau_px: float, seed: int) -> 
 
 
 def _choose(sets: Mapping[str, PairSet], job: Job, settings: PairSettings, folder: Path) -> float:
-    """The one with the best mean AUC over all training pairs; errors of each set are computed once."""
+    """Threshold with the best mean AUC over all training pairs; errors of each set are computed once."""
     by_tau: dict[float, list[float]] = {tau: [] for tau in settings.thresholds_px}
     for scene, pairs in sets.items():
         state = json.dumps([job.method, scene, job.seed, settings.thresholds_px, pairs.names, settings.matcher])
@@ -188,7 +188,7 @@ def _rival(name: RivalName, matches: MatchBatch, tau_px: float, seed: int) -> Es
 
 
 def _score(name: ScoreName, matches: MatchBatch, tau_px: float, seed: int) -> Estimate:
-    """The best of 64 samples' solutions by a score, not refined: all scores see the same hypotheses."""
+    """Best solution of 64 samples by a score, not refined: all scores see the same hypotheses."""
     poses, valid = minimal_hypotheses(matches, NUM_SAMPLES, seed)
     squared = sampson_squared(essential_from_pose(poses), sampson_forms(matches, torch.float32))
     scores = (SCORES[name](squared / tau_px**2) @ matches.is_match[..., None].float()).squeeze(-1)

@@ -1,4 +1,4 @@
-"""What depth networks share whose code is an installed package or a clone."""
+"""Base of depth networks whose code is an installed package or a clone."""
 
 from typing import Any, ClassVar
 
@@ -7,13 +7,13 @@ from mbasfm.models.depth.network_depth import NetworkDepth
 
 
 class ForeignDepth(NetworkDepth):
-    """What such networks share."""
+    """A depth network whose code comes from elsewhere."""
 
     code: ClassVar[Code]
 
     @classmethod
     def missing_code(cls) -> str:
-        """The package to install or the repository to clone."""
+        """Package to install or repository to clone; empty if the code is there."""
         return cls.code.missing()
 
     def _import(self, module: str = "") -> Any:

@@ -23,7 +23,7 @@ class DepthAnythingV2(MonocularDepth):
     cpu_seconds = 7.0
 
     def licence_of(self, variant: str) -> str:
-        """Only the small ones are free for all uses."""
+        """Licence of a variant; only the small ones are free for all uses."""
         return "Apache-2.0" if variant.endswith("small") else "CC-BY-NC-4.0, non-commercial"
 
     def _interpret(self, output: Any, photos: Sequence[Photo]) -> list[DepthEstimate]:

@@ -15,7 +15,7 @@ from mbasfm.types.photos import RGB, DepthEstimate, Photo
 
 LONG_SIDE_PX, STEP_PX = 504, 14
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's colours."""
+"""Mean and standard deviation of ImageNet's colours."""
 
 
 class DepthAnything3(ForeignDepth):
@@ -37,7 +37,7 @@ class DepthAnything3(ForeignDepth):
     cpu_seconds = 16.0
 
     def licence_of(self, variant: str) -> str:
-        """By what their pages on the hub say."""
+        """Licence of a variant, according to its page on the hub."""
         return "Apache-2.0" if variant in ("base", "small", "mono-large") else "CC-BY-NC-4.0, non-commercial"
 
     def _load(self, folder: Path) -> Any:
@@ -50,11 +50,11 @@ class DepthAnything3(ForeignDepth):
         return (resized(image, *sides) - mean) / std
 
     def _run(self, batch: Float[Tensor, "B 3 h w"]) -> Any:
-        """Each image is a set of one view."""
+        """Output of the network; each image is a set of one view."""
         return self._network.forward(batch[:, None]), batch.shape
 
     def _interpret(self, output: Any, photos: Sequence[Photo]) -> list[DepthEstimate]:
-        """Intrinsics are in pixels of what the network saw."""
+        """Depth of each image; intrinsics come in pixels of the network's input."""
         found, (count, _, height, width) = output
         depth = to_arrays(found["depth"].reshape(count, height, width))
         sure = found.get("depth_conf")

@@ -11,7 +11,7 @@ from mbasfm.types.photos import DepthEstimate, Photo
 INVERSE_DEPTH_RANGE = 1e-4, 1e4
 """The network's own limits [1/m]."""
 VIEW_RANGE_DEG = 1.0, 175.0
-"""Beyond it there is no usable focal length."""
+"""Fields of view with a usable focal length [deg]."""
 
 
 class DepthPro(MonocularDepth):
@@ -25,7 +25,7 @@ class DepthPro(MonocularDepth):
     cpu_seconds = 440.0
 
     def _interpret(self, output: Any, photos: Sequence[Photo]) -> list[DepthEstimate]:
-        """The network gives inverse depth for a focal length of one image width, and the angle of view across."""
+        """Depth from inverse depth at a focal length of one image width, and from the horizontal field of view."""
         width = photos[0].width
         if output.field_of_view is None:
             raise InputError(f"{self.name}: the weights have no head for the field of view, so depth has no unit")

@@ -31,7 +31,7 @@ class Dust3rDepth(ForeignDepth):
         return self._import().AsymmetricCroCo3DStereo.from_pretrained(str(folder))
 
     def _prepare(self, image: RGB) -> Float[Tensor, "1 3 h w"]:
-        """As in training, what is left over from patches is cut off, the same on both sides."""
+        """Input of the network; as in training, what exceeds whole patches is cut off equally on both sides."""
         height, width = whole_size(image.shape[1], image.shape[0])
         rows, columns = cut(height), cut(width)
         return 2 * resized(image, height, width)[..., rows, columns] - 1
@@ -56,13 +56,13 @@ def whole_size(width: int, height: int) -> tuple[int, int]:
 
 
 def cut(side_px: int) -> slice:
-    """The middle of a side that is a number of whole patches."""
+    """Middle of a side, cut to whole patches."""
     kept = side_px // STEP_PX * STEP_PX
     return slice((side_px - kept) // 2, (side_px - kept) // 2 + kept)
 
 
 def put_back(cut_out: np.ndarray, size: tuple[int, int], around: float = np.nan) -> np.ndarray:
-    """A map of the whole image; nothing is known at its cut edges."""
+    """Map of the whole image; unknown at the edges that were cut off."""
     whole = np.full((*size, *cut_out.shape[2:]), around, np.float32)
     whole[cut(size[0]), cut(size[1])] = cut_out
     return whole

@@ -38,7 +38,7 @@ class FilesDepth:
 
     @staticmethod
     def missing() -> str:
-        """Needs a folder as argument, nothing else."""
+        """Always empty: it needs only a folder as argument."""
         return ""
 
     def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:
@@ -65,7 +65,7 @@ class FilesDepth:
         return DepthEstimate(values, is_disparity, is_metric=not is_disparity, focal_px=focal_px)
 
     def content_of(self, photo: Photo) -> str:
-        """What the cache has to know besides the photograph: the depth file may change while that stays."""
+        """Digest of the depth file for the cache, as it may change while the photograph stays."""
         path = self.find(photo.name)
         return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -105,7 +105,7 @@ def _is_field(values: np.ndarray) -> bool:
 
 
 def _read_picture(path: Path) -> np.ndarray:
-    """The first channel of a picture, in whatever numbers it has."""
+    """First channel of an image, in its own number format."""
     try:
         values = cv2.imread(str(path), cv2.IMREAD_UNCHANGED) if is_plausible(path) else None
     except cv2.error as error:

@@ -1,4 +1,4 @@
-"""No network at all: every pixel at the same disparity. The floor that is always there."""
+"""Constant disparity, without a network: a baseline that is always available."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ class FlatDepth:
 
     @staticmethod
     def missing() -> str:
-        """Nothing is ever missing."""
+        """Always empty: it needs nothing."""
         return ""
 
     def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:

@@ -19,7 +19,7 @@ from mbasfm.types.photos import RGB, DepthEstimate, Photo
 
 HEIGHT_PX, WIDTH_PX = 616, 1064
 CANONICAL_FOCAL_PX = 1000.0
-"""Depth is right for a camera with this focal length, at the size the network sees."""
+"""Focal length for which the network's depth is metric, at the size of its input [px]."""
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
@@ -35,12 +35,12 @@ class Metric3D(ForeignDepth):
 
     @classmethod
     def needed_of(cls, variant: str) -> tuple[str, ...]:
-        """One repository has the weights of all variants."""
+        """Files of a variant; one repository has the weights of all."""
         return (f"metric_depth_vit_{variant if variant in cls.repositories else cls.default()}_800k.pth",)
 
     @classmethod
     def missing_code(cls) -> str:
-        """The repository to clone, or the packages it builds networks with."""
+        """Repository to clone, or packages that it builds networks with."""
         if find_clone(cls.code.repository) is None:
             return cls.code.get_command()
         return "" if find_spec("mmcv") or find_spec("mmengine") else "pip install mmengine timm"
@@ -57,7 +57,7 @@ class Metric3D(ForeignDepth):
         return network
 
     def _prepare(self, image: RGB) -> Float[Tensor, "1 3 h w"]:
-        """The whole image in a frame of the mean colour, which is 0."""
+        """The whole image, padded with the mean colour, which is 0."""
         height, width, top, left = inner_size(image.shape[1], image.shape[0])
         mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
         framed = torch.zeros(1, 3, HEIGHT_PX, WIDTH_PX)
@@ -84,7 +84,7 @@ class Metric3D(ForeignDepth):
 
 
 def inner_size(width: int, height: int) -> tuple[int, int, int, int]:
-    """Height and width of the image within the frame, and the rows and columns before it."""
+    """Height and width of the image within the padding, and the rows and columns before it."""
     scale = min(HEIGHT_PX / height, WIDTH_PX / width)
     inner = max(1, int(height * scale)), max(1, int(width * scale))
     return *inner, (HEIGHT_PX - inner[0]) // 2, (WIDTH_PX - inner[1]) // 2

@@ -46,7 +46,7 @@ class MogeDepth(ForeignDepth):
         return self._network.infer(batch, use_fp16=self._is_fast)
 
     def _interpret(self, output: Any, photos: Sequence[Photo]) -> list[DepthEstimate]:
-        """Intrinsics are in shares of width and height."""
+        """Depth of each image; intrinsics come as fractions of width and height."""
         focals = output["intrinsics"].float().cpu().numpy()
         return [
             DepthEstimate(

@@ -1,4 +1,4 @@
-"""What all depth networks share: variants, weights, device and precision, batches of images that have the same size."""
+"""Base of all depth networks: variants, weights, device and precision, batches of images of equal size."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,23 +25,23 @@ class NetworkDepth(ABC):
 
     name: ClassVar[str]
     repositories: ClassVar[dict[str, str]]
-    """Of every variant; the first is the default."""
+    """Repository of every variant; the first is the default."""
     needed: ClassVar[tuple[str, ...]] = NEEDED
     """Files of a repository; the last is the largest."""
     licence: str
     download: str
     memory: str
     cpu_seconds: float = 0.0
-    """Of one photograph through the default variant on two cores; 0 if a GPU computes."""
+    """Seconds for one photograph with the default variant on two CPU cores; 0 on a GPU."""
 
     @classmethod
     @abstractmethod
     def missing_code(cls) -> str:
-        """What has to be typed before the code of the network is there; empty if nothing."""
+        """Command that gets the network's code; empty if it is there."""
 
     @classmethod
     def missing(cls) -> str:
-        """The command that gets the code or, if that is there, the weights of the default variant."""
+        """Command that gets the code or, if that is there, the weights of the default variant."""
         repository = cls.repositories[cls.default()]
         there = cls.missing_code() or find_snapshot(repository, cls.needed_of(cls.default()))
         return there if isinstance(there, str) else "" if there else cls._fetch_command()
@@ -52,17 +52,17 @@ class NetworkDepth(ABC):
 
     @classmethod
     def fetch(cls) -> str:
-        """Get the weights of the default variant; returns what went wrong, empty if nothing did."""
+        """Get the weights of the default variant; returns an error message, empty on success."""
         return fetch_snapshot(cls.repositories[cls.default()], cls.needed_of(cls.default()))
 
     @classmethod
     def default(cls) -> str:
-        """The first variant."""
+        """Name of the first variant."""
         return next(iter(cls.repositories))
 
     @classmethod
     def needed_of(cls, variant: str) -> tuple[str, ...]:
-        """Files of a variant, where they have different names."""
+        """Files of a variant, if their names depend on it."""
         del variant
         return cls.needed
 
@@ -85,16 +85,16 @@ class NetworkDepth(ABC):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """Of the weights in memory: single precision, unless the whole network may be in half."""
+        """Precision of the weights in memory: single, unless the whole network may be in half."""
         return torch.float32
 
     @property
     def _precision(self) -> str:
-        """Of the computation; it decides about the last digits, so the cache has to know it."""
+        """Precision of the computation; part of the cache's key because it changes the last digits."""
         return str(torch.float16 if self._is_fast else torch.float32)
 
     def licence_of(self, variant: str) -> str:
-        """Of the weights of a variant."""
+        """Licence of the weights of a variant."""
         del variant
         return self.licence
 
@@ -123,14 +123,14 @@ class NetworkDepth(ABC):
 
     @abstractmethod
     def _prepare(self, image: RGB) -> Float[Tensor, "1 3 h w"]:
-        """What goes into the network. Corners stay on corners, so the map spans the whole image as our pixels do."""
+        """Input of the network. Corners stay on corners, so the map spans the whole image as our pixels do."""
 
     def _run(self, batch: Float[Tensor, "B 3 h w"]) -> Any:
         return self._network(batch)
 
     @abstractmethod
     def _interpret(self, output: Any, photos: Sequence[Photo]) -> list[DepthEstimate]:
-        """What came out, for photographs of one size."""
+        """Depth estimates from the output for photographs of one size."""
 
 
 def resized(image: RGB, height: int, width: int, mode: str = "bicubic") -> Float[Tensor, "1 3 h w"]:
@@ -150,17 +150,17 @@ def from_points(
     is_metric: bool,
     confidence: Float32[np.ndarray, "h w"] | None = None,
 ) -> DepthEstimate:
-    """z of a point map in the camera's frame that spans the image, and the focal length its rays tell."""
+    """Depth from a point map in the camera's frame that spans the image, with the focal length that its rays imply."""
     focal = focal_from_points(points, photo.width, photo.height)
     depth = known(points[..., 2], np.isfinite(points).all(-1))
     return DepthEstimate(depth, False, is_metric, focal if np.isfinite(focal) else None, confidence)
 
 
 def known(depth: Float32[np.ndarray, "h w"], where: Bool[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
-    """Depth where it is positive and the network stands by it, else NaN."""
+    """Depth where it is positive and the network is confident, else NaN."""
     return np.where(where & np.isfinite(depth) & (depth > 0), depth, np.nan).astype(np.float32)
 
 
 def from_one_up(confidence: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
-    """In [0, 1], of a confidence that starts at 1 and has no end, as networks of DUSt3R's kind give it."""
+    """Confidence in [0, 1], from one in [1, infinity) as networks of DUSt3R's kind give it."""
     return (1 - 1 / np.maximum(confidence, 1)).astype(np.float32)

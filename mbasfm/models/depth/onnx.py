@@ -1,4 +1,4 @@
-"""Any depth network in ONNX form, with a small JSON beside it that says what goes in and what comes out."""
+"""Any depth network in ONNX form, with a small JSON file that describes its input and output."""
 
 import hashlib
 from dataclasses import dataclass, fields
@@ -23,18 +23,18 @@ class Sidecar:
     """Contents of NAME.json beside NAME.onnx; all optional, these are the defaults."""
 
     long_side: int = 384
-    """Images are shrunk to it [px]."""
+    """Size to which the long side of images is reduced [px]."""
     multiple_of: int = 32
     mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
     std: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """Of RGB in 0..1."""
+    """Together with ``mean``, the normalisation of RGB in 0..1."""
     output: Literal["depth", "disparity", "log_depth", "log_disparity"] = "disparity"
     is_metric: bool = False
     licence: str = "see the network's own"
 
     @staticmethod
     def read(path: Path) -> "Sidecar":
-        """Refuse unknown keys: a typo must not become a default."""
+        """Contents of a file; refuses unknown keys, as a typo must not become a default."""
         content = read_json(path)
         known = {field.name for field in fields(Sidecar)}
         if not isinstance(content, dict) or set(content) - known:
@@ -96,7 +96,7 @@ class OnnxDepth:
         self.key = f"onnx-1-{content}-{self._sidecar}"
 
     def _guess(self) -> Sidecar:
-        """Read the interface off the names of input and output."""
+        """Interface guessed from the names of input and output."""
         source, target = self._session.get_inputs()[0].name, self._session.get_outputs()[0].name
         if source == "rgb01" and target in OUTPUTS:
             return Sidecar(output=target)
@@ -106,7 +106,7 @@ class OnnxDepth:
         )
 
     def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:
-        """Shrink, normalise, run, and undo a logarithm."""
+        """Depth of one image: shrink, normalise, run, and undo a logarithm."""
         del photo
         sidecar = self._sidecar
         scale = sidecar.long_side / max(image.shape[:2])

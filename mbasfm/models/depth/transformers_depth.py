@@ -1,4 +1,4 @@
-"""What depth networks of transformers share: loading, and preparing images.
+"""Base of depth networks of transformers: loading, and preparing images.
 
 Images are prepared here, by the numbers in preprocessor_config.json: the image processors of transformers need
 torchvision, and one of them keeps the centres of the outermost pixels in place instead of the corners of the image.
@@ -19,11 +19,11 @@ from mbasfm.models.depth.network_depth import NetworkDepth, resized, to_arrays
 from mbasfm.types.photos import RGB, DepthEstimate, Photo
 
 RESAMPLING = {2: "bilinear", 3: "bicubic"}
-"""By the numbers of Pillow."""
+"""Interpolation by Pillow's numbers."""
 
 
 class MonocularDepth(NetworkDepth):
-    """What the networks share."""
+    """A depth network of transformers."""
 
     model_class: ClassVar[str]
 
@@ -49,13 +49,13 @@ class MonocularDepth(NetworkDepth):
         return prepare(image, self._settings)
 
     def _interpret(self, output: Any, photos: Sequence[Photo]) -> list[DepthEstimate]:
-        """What comes out is metric depth."""
+        """Depth estimates from an output of metric depth."""
         del photos
         return [DepthEstimate(values, False, True) for values in to_arrays(output.predicted_depth)]
 
 
 def load_transformer(folder: Path, model_class: str, name: str) -> Any:
-    """A network of transformers; raise InputError if the folder holds another kind."""
+    """A network of transformers; raises InputError if the folder holds another kind."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()  # ours is the only one
@@ -70,7 +70,7 @@ def load_transformer(folder: Path, model_class: str, name: str) -> Any:
 
 
 def read_preparation(folder: Path) -> dict[str, Any]:
-    """What preprocessor_config.json says about size and colours."""
+    """Size and colours according to preprocessor_config.json."""
     path = folder / "preprocessor_config.json"
     settings = {"resample": 2} | read_json(path)
     if not {"size", "image_mean", "image_std"} <= set(settings) or settings["resample"] not in RESAMPLING:
@@ -79,7 +79,7 @@ def read_preparation(folder: Path) -> dict[str, Any]:
 
 
 def prepare(image: RGB, settings: dict[str, Any]) -> Float[Tensor, "1 3 h w"]:
-    """Size and colours as the network wants them."""
+    """Image with the size and colours that the network expects."""
     height, width = network_size(image.shape[1], image.shape[0], settings)
     mean, std = (torch.tensor(settings[name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std"))
     return (resized(image, height, width, RESAMPLING[settings["resample"]]) - mean) / std

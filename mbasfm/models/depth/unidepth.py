@@ -39,7 +39,7 @@ class UniDepth(ForeignDepth):
         return network.from_pretrained(str(folder))
 
     def _prepare(self, image: RGB) -> Float[Tensor, "1 3 h w"]:
-        """Colours are normalised by the network, from 0..255."""
+        """Image with colours in 0..255, which the network normalises."""
         shrink = min(1.0, MAX_SIDE_PX / max(image.shape[:2]))
         return 255 * resized(image, *(max(1, round(side * shrink)) for side in image.shape[:2]))
 

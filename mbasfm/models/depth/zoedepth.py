@@ -35,7 +35,7 @@ class ZoeDepth(MonocularDepth):
 
 
 def border_px(side_px: int) -> int:
-    """ZoeDepth's own rule."""
+    """Width of the border, by ZoeDepth's own rule."""
     return int(3 * math.sqrt(side_px / 2))
 
 

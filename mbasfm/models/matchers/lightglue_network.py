@@ -12,7 +12,7 @@ from mbasfm.types.photos import Features, Matches
 
 
 class Glue:
-    """For the features of one name."""
+    """The matching network for features of one name."""
 
     def __init__(self, name: str, weights: dict[str, Tensor], device: torch.device, max_features: int):
         from kornia.feature import LightGlue
@@ -27,7 +27,7 @@ class Glue:
 
     @torch.inference_mode()
     def match(self, first: Features, second: Features) -> Matches:
-        """What the network finds among the first, strongest features of each."""
+        """Matches among the first, strongest features of each image."""
         if min(len(first.pixels), len(second.pixels)) == 0:
             return Matches(np.zeros((0, 2), np.int64), np.zeros(0, np.float32))
         with half_if_fast(self._device):
@@ -36,7 +36,7 @@ class Glue:
         return Matches(indices.cpu().numpy(), confidence.cpu().numpy())
 
     def _input(self, features: Features) -> dict[str, Tensor]:
-        """Pixels are taken relative to the size of their image."""
+        """Input of the network, with pixels relative to the size of their image."""
         if min(features.size) < 1:
             raise InputError(f"{self._name}: features of {features.name or 'an image'} lack the image's size")
         parts: dict[str, Any] = {
@@ -48,7 +48,7 @@ class Glue:
 
 
 def _renamed(weights: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
-    """As kornia calls them."""
+    """Weights under kornia's names."""
     for kind in ("self_attn", "cross_attn"):  # older files keep the parts of a layer apart
         for layer in range(num_layers):
             old, new = f"{kind}.{layer}.", f"transformers.{layer}.{kind}."

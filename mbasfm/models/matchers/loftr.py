@@ -11,7 +11,7 @@ from torch import Tensor
 from mbasfm.models.matchers.network_matcher import Found, ImageNetwork, grey
 
 CORRECTED = "indoor"
-"""Its positions are encoded without an error that the other weights were trained with."""
+"""Weights that were trained with the corrected position encoding."""
 
 
 class LoftrMatcher(ImageNetwork):

@@ -13,7 +13,7 @@ from mbasfm.models.matchers.network_matcher import Found, ImageNetwork
 
 CODE = Code("naver/mast3r", modules=("mast3r",), clone_options="--recursive ")
 GRID_PX = 8
-"""In the network's pixels: matching starts on a grid of each image."""
+"""Spacing of the grid on which matching starts, in the network's pixels."""
 BLOCK = 1 << 13
 
 

@@ -13,7 +13,7 @@ from mbasfm.types.photos import Matches
 
 NUM_CELLS, NUM_PROBES = 64, 12
 MIN_FOR_CELLS = 2000
-"""Fewer descriptors are all compared."""
+"""Fewer descriptors are compared exhaustively."""
 
 
 def mutual_nearest(
@@ -23,7 +23,7 @@ def mutual_nearest(
     min_similarity: float = -1.0,
     allowed: Bool[Tensor, "A B"] | None = None,
 ) -> Matches:
-    """Pairs that prefer each other, clearly (distance over that of the runner-up at most ``max_ratio``).
+    """Mutual nearest neighbours that are distinct (distance over that of the runner-up at most ``max_ratio``).
 
     Confidence is one minus that ratio where there is a ratio test, otherwise the similarity. Only ``allowed`` pairs
     are compared; one without any rival passes the ratio test.

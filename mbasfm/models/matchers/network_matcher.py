@@ -28,21 +28,21 @@ class ImageNetwork(ABC):
 
     name: ClassVar[str]
     variants: ClassVar[dict[str, tuple[str, tuple[str, ...]]]]
-    """Repository on the hub and files of it; the first is the default."""
+    """Repository on the hub and its files, by variant; the first is the default."""
     long_side_px: ClassVar[int]
-    """Larger images are shrunk."""
+    """Size to which larger images are reduced."""
     step_px: ClassVar[int]
-    """Sides are multiples of it."""
+    """Divisor of the sides of the input."""
     licence: str
     download: str
     memory: str
     cpu_seconds: float
-    """Of one pair on two cores; 0 if a GPU computes."""
+    """Seconds for one pair on two CPU cores; 0 on a GPU."""
 
     @classmethod
     @abstractmethod
     def missing_code(cls) -> str:
-        """What has to be typed before the code of the network is there; empty if nothing."""
+        """Command that gets the network's code; empty if it is there."""
 
     @classmethod
     def missing(cls) -> str:
@@ -69,7 +69,7 @@ class ImageNetwork(ABC):
 
     @abstractmethod
     def _match(self, first: Float[Tensor, "3 h w"], second: Float[Tensor, "3 H W"]) -> Found:
-        """What the network finds in two images, RGB in 0..1."""
+        """Matches of two images, RGB in 0..1."""
 
     @torch.inference_mode()
     def match_images(self, first: AnyRGB, second: AnyRGB) -> PixelMatches:
@@ -87,7 +87,7 @@ class ImageNetwork(ABC):
         return PixelMatches(scaled[0][inside], scaled[1][inside], sure[inside])
 
     def _shown(self, image: RGB) -> Float[Tensor, "3 h w"]:
-        """An image at the size that the network gets."""
+        """Image at the size of the network's input."""
         shrink = min(1.0, self.long_side_px / max(image.shape[:2]))
         sides = [max(self.step_px, round(side * shrink / self.step_px) * self.step_px) for side in image.shape[1::-1]]
         resized = cv2.resize(image, sides, interpolation=cv2.INTER_AREA)
@@ -95,12 +95,12 @@ class ImageNetwork(ABC):
 
 
 def grey(image: Float[Tensor, "3 h w"]) -> Float[Tensor, "1 h w"]:
-    """Luminance."""
+    """Luminance of an image."""
     return (image * image.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(0, keepdim=True)
 
 
 def filled_up(images: list[Float[Tensor, "_ _ _"]]) -> Float[Tensor, "2 C H W"]:
-    """Both images on canvases of the same size."""
+    """Both images, padded to the same size."""
     height, width = (max(image.shape[axis] for image in images) for axis in (1, 2))
     pad = torch.nn.functional.pad
     return torch.stack([pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in images])

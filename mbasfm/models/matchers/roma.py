@@ -14,9 +14,9 @@ from mbasfm.models.weights import content_digest, weights_folder
 from mbasfm.types.photos import AnyRGB, PixelMatches
 
 STEP_PX = 12
-"""Of the grid, in the pixels of the warp: 72 x 72 places in each image."""
+"""Spacing of the grid, in pixels of the warp: 72 x 72 places in each image."""
 MIN_CERTAINTY = 0.05
-"""As the package has it for sampling."""
+"""Least certainty of a match, as in the package's own sampling."""
 RELEASES = "https://github.com/Parskatt/storage/releases/download/roma"
 BACKBONE = "https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth"
 VARIANTS = {"outdoor": f"{RELEASES}/roma_outdoor.pth", "indoor": f"{RELEASES}/roma_indoor.pth"}
@@ -53,7 +53,7 @@ class RomaMatcher:
 
     @torch.inference_mode()
     def match_images(self, first: AnyRGB, second: AnyRGB) -> PixelMatches:
-        """The warp at grids of both images, where it is certain enough."""
+        """Matches where the warp at grids of both images is certain enough."""
         pictures = [Image.fromarray(image) for image in (first, second)]
         warp, certainty = self._network.match(*pictures, device=self._device)
         # Both ways lie side by side: the left half has its grid in the first image, the right half in the second.

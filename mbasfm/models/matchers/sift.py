@@ -16,7 +16,7 @@ MAX_SIDE_PX = 3200
 CONTRAST = 0.0067
 """COLMAP's peak threshold in OpenCV's unit: OpenCV divides by the layers of an octave."""
 MIN_FEATURES, LOWER_CONTRASTS = 1500, (1.0, 0.5, 0.25)
-"""Where there is little texture, weaker features are taken too: factors on the contrast, until there are enough."""
+"""Where fewer features are found, weaker ones are added: these factors on the contrast are tried in turn."""
 RATIO = 0.8
 OPENCV_SHIFT_PX = 0.5
 """OpenCV has the first pixel's centre at (0, 0)."""
@@ -33,7 +33,7 @@ class SiftMatcher:
 
     @staticmethod
     def missing() -> str:
-        """OpenCV is always there."""
+        """Always empty: OpenCV is always there."""
         return ""
 
     def describe(self, photo: Photo, image: RGB) -> Features:

@@ -13,12 +13,12 @@ from mbasfm.models.matchers.network_matcher import Found, ImageNetwork, filled_u
 
 FILES = ("config.json", "model.safetensors")
 BORDER_PX = 4
-"""At the edge of what an image was filled up with, SuperPoint sees corners that are none."""
+"""Margin at the edge of the padding, where SuperPoint sees false corners."""
 Coarse = Callable[[Tensor, float], tuple[Tensor, Tensor, Tensor]]
 
 
 class KeypointMatching(ImageNetwork):
-    """What both share."""
+    """Base of both matchers."""
 
     @classmethod
     def missing_code(cls) -> str:
@@ -31,14 +31,14 @@ class KeypointMatching(ImageNetwork):
         return AutoModelForKeypointMatching.from_pretrained(folder, local_files_only=True)
 
     def _run(self, first: Float[Tensor, "3 h w"], second: Float[Tensor, "3 H W"]) -> tuple[Any, Float[Tensor, "2 K 2"]]:
-        """The network's output, and its keypoints on the canvas."""
+        """Output of the network, and its keypoints in the padded images."""
         canvas = filled_up([grey(first), grey(second)]).expand(-1, 3, -1, -1)
         output = self._network(canvas[None])
         return output, output.keypoints[0].float() * canvas.new_tensor(canvas.shape[:1:-1])
 
 
 class EfficientLoftrMatcher(KeypointMatching):
-    """LoFTR with less work."""
+    """A faster LoFTR."""
 
     name = "efficientloftr"
     variants = {"outdoor": ("zju-community/efficientloftr", FILES)}

@@ -9,17 +9,17 @@ from torch import Tensor
 from torch.nn import functional
 
 CELL_PX = 8
-"""The network decides for cells of 8 x 8 pixels which of their pixels is a keypoint."""
+"""Width of the cells in which the network chooses one pixel as keypoint."""
 GRID_STEP_PX = 2
 """The grid of cells is laid in all ways that differ by it, here 16. With a single one, keypoints stick to the cells:
 half as exact, and an image and the same image moved by a pixel differ by a tenth."""
 MIN_HEAT = 0.02
 RADIUS_PX = 2
-"""A keypoint is the hottest pixel this far around."""
+"""A keypoint is the hottest pixel within this radius."""
 
 
 def heat_of(network: Any, grey: Float[Tensor, "1 1 H W"]) -> Float[Tensor, "1 1 H W"]:
-    """How much every pixel is a keypoint, averaged over all ways to lay the grid."""
+    """Keypoint score of every pixel, averaged over all placements of the grid."""
     normal = network.norm(grey)
     starts = range(0, CELL_PX, GRID_STEP_PX)
     total = torch.zeros_like(grey)
@@ -40,7 +40,7 @@ def find_peaks(heat: Float[Tensor, "H W"]) -> Int[Tensor, "M 2"]:
 
 
 def offsets(heat: Float[Tensor, "1 1 H W"], peaks: Int[Tensor, "M 2"]) -> Float[Tensor, "M 2"]:
-    """From a peak to the centre of mass around it, as far as it is the hottest."""
+    """Offset of each peak to the centre of mass around it."""
     side = 2 * RADIUS_PX + 1
     step = (torch.arange(side, device=heat.device) - RADIUS_PX).float().expand(side, side)
     kernels = torch.stack([torch.ones_like(step), step, step.T])[:, None]

@@ -15,7 +15,7 @@ from mbasfm.matching.inference import shared_in_parallel
 from mbasfm.matching.observe import Content
 from mbasfm.runtime.progress import Watch
 from mbasfm.sfm.pairs.search_lens import search_lens
-from mbasfm.sfm.starting_intrinsics import Start, known_intrinsics, lenses_of, with_searched_focal
+from mbasfm.sfm.starting_intrinsics import GivenCameras, Start, known_intrinsics, lenses_of, with_searched_focal
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.pairs import TwoView
 
@@ -23,10 +23,12 @@ FISHEYE_FOCAL = 0.5
 """Where the search for a fisheye's focal length begins [long sides]."""
 
 
-def verify_pairs(content: Content, config: Config, cache: Cache, watch: Watch) -> tuple[Start, list[TwoView]]:
+def verify_pairs(
+    content: Content, given: GivenCameras, config: Config, cache: Cache, watch: Watch
+) -> tuple[Start, list[TwoView]]:
     """Keep the pairs whose matches agree with one relative pose; find focal lengths and lenses on the way."""
     with watch.stage("verify") as facts:
-        start = known_intrinsics(content.photos, config, content.depths)
+        start = known_intrinsics(content.photos, given, config.intrinsics, config.lens, content.depths)
         if config.lens in BENT and not bool(start.is_known.all()):
             start = search_lens(content, _with_focal(content, start, config, cache), config)
         known = ~torch.isnan(start.intrinsics.focal[:, 0])

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from mbasfm.sfm.start.averaging import rays_of
-from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Intrinsics
+from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.pairs import Keypoints, TwoView
 
 
@@ -60,7 +60,7 @@ class Edges:
         self._views = {(view.i, view.j): view for view in views}
         self._keypoints, self._rays = keypoints, rays_of(keypoints, intrinsics)
         self._usable = [np.isfinite(rays).all(1) for rays in self._rays]
-        self._focal = intrinsics.focal[:, 0].numpy() * REFERENCE_LONG_SIDE / intrinsics.sizes.amax(1).numpy()
+        self._focal = intrinsics.reference_focal.numpy()
 
     def __getitem__(self, ends: tuple[int, int]) -> Edge:
         if ends not in self._views:

@@ -1,23 +1,27 @@
-"""What the user knows about poses: a start, soft knowledge, and which world the result shall be in."""
+"""What the user's files say, read once before any work: intrinsics, poses, pairs, and the world of the result."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 
 from mbasfm.adjust.pose_priors import MIN_POSES, MIN_POSITIONS, PosePriors
 from mbasfm.config import Config
 from mbasfm.errors import InputError
 from mbasfm.geometry.rigid import camera_centers
+from mbasfm.io.calibration import KnownCamera, at_resolution, read_calibration
 from mbasfm.io.gps import gps_positions
-from mbasfm.io.poses import read_poses
+from mbasfm.io.lists import read_pairs
+from mbasfm.io.poses import PoseFile, read_poses
 from mbasfm.io.priors import read_priors
 from mbasfm.io.video import read_times
+from mbasfm.matching.observe import PAIR_MODES
+from mbasfm.sfm.starting_intrinsics import GivenCameras
 from mbasfm.types.photos import Photo
 
 GPS_SIGMA_M, SIGMA_M = 5.0, 1.0
@@ -48,21 +52,59 @@ class World:
 class Given:
     """All that was given."""
 
+    cameras: GivenCameras
     poses: dict[int, Float64[np.ndarray, "3 4"]]
     """cam_from_world to start from, by number of the frame."""
     world: World | None
     """None: the result stays where adjustment put it."""
     priors: PosePriors | None = None
+    pairs: Int64[np.ndarray, "P 2"] | None = None
+    """Which pairs to match, where a file says so."""
 
 
 def read_given(photos: Sequence[Photo], config: Config) -> Given:
-    """Read all files before anything is computed, so that what is wrong with them is said at once."""
-    poses = {} if config.init is None else _poses_of(config.init, photos)
+    """Read all files, each once; what is wrong with them is said before anything is computed."""
+    held = held_cameras(photos, config.cameras, config.focal)
+    init = None if config.init is None else read_poses(Path(config.init))
+    poses = {} if init is None else _poses_of(init, photos)
+    rough = {} if init is None or held else _rough_cameras(init, photos, config.lens == "pinhole")
+    pairs = None if config.pairs in PAIR_MODES else read_pairs(Path(config.pairs), [photo.name for photo in photos])
     priors, facts = (None, {}) if config.priors is None else _priors(config.priors, photos, config)
-    if config.align is None and priors is not None:
-        return Given(poses, World("priors", {}, {}, facts, priors), priors)
-    align = config.align or config.init
-    return Given(poses, None if align is None else _world(align, photos), priors)
+    world = None if config.init is None else _model_world(config.init, poses)
+    if config.align is not None:
+        world = _world(config.align, photos)
+    elif priors is not None:
+        world = World("priors", {}, {}, facts, priors)
+    return Given(GivenCameras(held, rough), poses, world, priors, pairs)
+
+
+def held_cameras(photos: Sequence[Photo], cameras: str | None, focal_px: float | None) -> dict[str, KnownCamera]:
+    """Intrinsics by name, from a file or from one focal length for all; empty without either."""
+    if cameras is not None:
+        return read_calibration(Path(cameras), photos)
+    if focal_px is None:
+        return {}
+    focal = float(focal_px)
+    return {
+        photo.name: KnownCamera((focal, focal), (photo.width / 2, photo.height / 2), (0.0, 0.0, 0.0, 0.0), "focal")
+        for photo in photos
+    }
+
+
+def _rough_cameras(file: PoseFile, photos: Sequence[Photo], is_pinhole: bool) -> dict[str, KnownCamera]:
+    """Intrinsics of the model to start from, of those photographs for which it has some."""
+    if file.by != "name":
+        return {}
+    rows = file.rows_of([photo.name for photo in photos])
+    stored = {photo.name: file.cameras[rows[photo.name]] for photo in photos if photo.name in rows}
+    found = {
+        photo.name: at_resolution(camera, photo, file.path)
+        for photo in photos
+        if (camera := stored.get(photo.name)) is not None
+    }
+    if is_pinhole:
+        return {name: replace(c, distortion=(0.0, 0.0, 0.0, 0.0), is_fisheye=False) for name, c in found.items()}
+    return found
 
 
 def _priors(source: str, photos: Sequence[Photo], config: Config) -> tuple[PosePriors, dict[str, Any]]:
@@ -82,8 +124,8 @@ def _priors(source: str, photos: Sequence[Photo], config: Config) -> tuple[PoseP
     return priors, {"origin": file.origin} if file.origin else {}
 
 
-def _poses_of(path: str, photos: Sequence[Photo]) -> dict[int, Float64[np.ndarray, "3 4"]]:
-    file, names = read_poses(Path(path)), [photo.name for photo in photos]
+def _poses_of(file: PoseFile, photos: Sequence[Photo]) -> dict[int, Float64[np.ndarray, "3 4"]]:
+    names = [photo.name for photo in photos]
     rows = file.rows_of(names, _times(photos))
     return {number: file.cam_from_world[rows[name]] for number, name in enumerate(names) if name in rows}
 
@@ -98,8 +140,7 @@ def _world(align: str, photos: Sequence[Photo]) -> World:
     if align == "up":
         return World("up", {}, {}, {})
     if align != "gps":
-        poses = {number: torch.from_numpy(pose) for number, pose in _poses_of(align, photos).items()}
-        return World("model", {n: camera_centers(pose) for n, pose in poses.items()}, poses, {"model": align})
+        return _model_world(align, _poses_of(read_poses(Path(align)), photos))
     found = gps_positions(photos)
     if len(found.of_photo) < MIN_POSITIONS:
         raise InputError(
@@ -108,3 +149,9 @@ def _world(align: str, photos: Sequence[Photo]) -> World:
         )
     places = {n: found.of_photo[photo.name] for n, photo in enumerate(photos) if photo.name in found.of_photo}
     return World("gps", {n: torch.from_numpy(p) for n, p in places.items()}, {}, {"origin": found.origin})
+
+
+def _model_world(path: str, cam_from_world: Mapping[int, Float64[np.ndarray, "3 4"]]) -> World:
+    """The world of a model, with its poses by number of the frame."""
+    poses = {number: torch.from_numpy(pose) for number, pose in cam_from_world.items()}
+    return World("model", {n: camera_centers(pose) for n, pose in poses.items()}, poses, {"model": path})
