@@ -71,7 +71,8 @@ def test_exact_depth_and_points_leave_no_residual_in_virtual_images():
     for image in virtual:
         for point in image.get_observation_points2D():
             seen = image.project_point(joint.points3D[point.point3D_id].xyz)
-            assert seen == pytest.approx(point.xy, rel=1e-6, abs=1e-3)
+            # Depth and pixels of keypoints have single precision; points are triangulated from them.
+            assert seen == pytest.approx(point.xy, rel=1e-5, abs=1e-3)
 
 
 def test_a_depth_off_by_its_error_is_off_by_the_noise_in_pixels():

@@ -132,7 +132,7 @@ def test_a_query_without_any_match_is_not_localized():
     known = known_of(made)
     item = unknown_of(made, known, 5)
     (found,) = register(known, [replace(item, sightings=item.sightings.take(np.zeros(0, np.int64)))], {}, SETTINGS)
-    assert found.cam_from_world is None and "0 matches" in found.reason
+    assert found.cam_from_world is None and "0 matched points" in found.reason
 
 
 def test_the_covariance_grows_with_the_noise():
