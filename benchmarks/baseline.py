@@ -37,7 +37,8 @@ def main() -> int:
     dataset = Plain(options.data)
     scenes = _usable(dataset, options.scenes)
     results = Results(options.output, options.cache)
-    jobs = [job for part in options.parts for job in _jobs(part, dataset, scenes, options)]
+    wanted = (job for part in options.parts for job in _jobs(part, dataset, scenes, options))
+    jobs = [] if options.no_run else list(wanted)
     for number, (job, record, is_new) in enumerate(run_jobs(jobs, results, A_DAY, retry=False), 1):
         print(f"{number}/{len(jobs)} {_line(job, record)}{'' if is_new else ' (kept)'}", flush=True)
     for part in options.parts:
@@ -58,6 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cache", type=Path, help="of features, depth and matches; by default in the output")
     parser.add_argument("--scenes", nargs="*", default=[], help="only these")
     parser.add_argument("--parts", nargs="*", default=["whole", "thirds", "bags"])
+    parser.add_argument("--no-run", action="store_true", help="store or compare what the output holds already")
     parser.add_argument("--store", action="store_true", help="make this the baseline")
     return parser.parse_args()
 
