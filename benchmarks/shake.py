@@ -9,6 +9,7 @@ in all draws alike, and nowhere ends more than 0.02 below the cameras that it wa
 """
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -120,18 +121,12 @@ def _photographs(scene: DatasetScene, intrinsics: str, options: argparse.Namespa
     if options.weights is not None:
         config = replace(config, depth="depth-anything-v2", weights=str(options.weights))
     if intrinsics == "known":
-        (folder / "cameras.json").write_text(_as_json({"images": scene.calibration()}))
+        (folder / "cameras.json").write_text(json.dumps({"images": scene.calibration()}))
         config = replace(config, cameras=str(folder / "cameras.json"))
     paths = [str((scene.images / name).resolve()) for name in scene.names]
     (folder / "list.txt").write_text("".join(f"{path}\n" for path in paths))
     truth = torch.from_numpy(np.ascontiguousarray(scene.cam_from_world))
     return Case(f"{scene.name}, {intrinsics}", folder / "list.txt", truth, config, options.cache)
-
-
-def _as_json(content: object) -> str:
-    import json
-
-    return json.dumps(content)
 
 
 def shake(case: Case, draws: int) -> list[Draw]:

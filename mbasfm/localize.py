@@ -21,8 +21,8 @@ from mbasfm.localization.result import Localization, Located
 from mbasfm.localization.starts import unknown_of, with_focals
 from mbasfm.runtime.progress import Watch
 from mbasfm.runtime.threads import one_core
-from mbasfm.sfm.starting_intrinsics import GivenCameras, known_intrinsics, lenses_of
-from mbasfm.sfm.user_files import held_cameras
+from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
+from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import Lens
 from mbasfm.types.photos import Photo
 
@@ -172,7 +172,7 @@ def _read_one(path: Path) -> tuple[Photo, ...]:
 
 def _lenses(photos: Sequence[Photo], config: LocalizeConfig) -> tuple[list[Lens], list[bool]]:
     """Lenses, with NaN where the focal length is not known, and whether the user gave them."""
-    given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
+    given = cameras_alone(photos, config)
     start = known_intrinsics(photos, given, config.intrinsics)
     if bool(start.intrinsics.fisheye.any()):
         raise InputError("fisheye lenses cannot be localized; undistort the photographs first")

@@ -31,8 +31,8 @@ from mbasfm.matching.observe import Content, infer
 from mbasfm.runtime.progress import Watch
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.depth_fit import says_something
-from mbasfm.sfm.starting_intrinsics import GivenCameras, Start, known_intrinsics
-from mbasfm.sfm.user_files import held_cameras
+from mbasfm.sfm.starting_intrinsics import Start, known_intrinsics
+from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
 from mbasfm.types.samples import Samples
 
@@ -124,7 +124,7 @@ def two_view(
     )
     if photos[0].digest == photos[1].digest:
         raise InputError(f"{photos[0].name} and {photos[1].name} are the same photograph; give two")
-    given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
+    given = cameras_alone(photos, config)
     content = infer(photos, replace(config, pairs="exhaustive"), Cache(None if cache is None else Path(cache)), watch)
     with watch.stage("pose") as facts:
         start = known_intrinsics(photos, given, config.intrinsics, config.lens, content.depths)

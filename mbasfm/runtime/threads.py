@@ -6,6 +6,7 @@ where a step takes less than a millisecond. So pipelines compute on one core, ex
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -13,21 +14,17 @@ from mbasfm.runtime.distributed import own_cores
 
 
 @contextmanager
-def cores(count: int) -> Iterator[None]:
-    """Let torch compute on ``count`` cores, and on as many as before afterwards; also a decorator."""
+def cores(count: int | None) -> Iterator[None]:
+    """Let torch compute on ``count`` cores (None: all of this process), and on as many as before afterwards."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(own_cores() if count is None else count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def one_core():  # type: ignore[no-untyped-def]  # the type of a context manager that decorates has no name
-    """Compute on one core: for small problems, and for many at once."""
-    return cores(1)
-
-
-def all_cores():  # type: ignore[no-untyped-def]
-    """Compute on all cores: for networks and large problems."""
-    return cores(own_cores())
+one_core = partial(cores, 1)
+"""For small problems, and for many at once; ``@one_core()`` decorates a function."""
+all_cores = partial(cores, None)
+"""For networks and large problems."""

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 
 from mbasfm.adjust.pose_priors import MIN_POSES, MIN_POSITIONS, PosePriors
-from mbasfm.config import Config
+from mbasfm.config import Common, Config
 from mbasfm.errors import InputError
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.io.calibration import KnownCamera, at_resolution, read_calibration
@@ -76,6 +76,11 @@ def read_given(photos: Sequence[Photo], config: Config) -> Given:
     elif priors is not None:
         world = World("priors", {}, {}, facts, priors)
     return Given(GivenCameras(held, rough), poses, world, priors, pairs)
+
+
+def cameras_alone(photos: Sequence[Photo], config: Common) -> GivenCameras:
+    """The intrinsics that the user vouches for, where there is no model to start from."""
+    return GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
 
 
 def held_cameras(photos: Sequence[Photo], cameras: str | None, focal_px: float | None) -> dict[str, KnownCamera]:

@@ -32,8 +32,8 @@ from mbasfm.localization.match_queries import match_queries
 from mbasfm.localization.prepared_map import triangulate_map
 from mbasfm.localize import Map
 from mbasfm.runtime.progress import Watch
-from mbasfm.sfm.starting_intrinsics import GivenCameras, known_intrinsics, lenses_of
-from mbasfm.sfm.user_files import held_cameras
+from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
+from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import Lens
 from mbasfm.types.photos import Photo
 
@@ -197,7 +197,7 @@ def run_classical(assignment: Assignment, triangulated: bool, threshold_px: floa
     """Poses by points from triangulation or depth, with the same features and matches as ours."""
     chart, watch, photos = assignment.load_map(), assignment.watch, assignment.photos
     prepared, config = chart.prepared, assignment.config
-    given = GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
+    given = cameras_alone(photos, config)
     lenses = lenses_of(known_intrinsics(photos, given, config.intrinsics).intrinsics)
     unknown = [photo.name for photo, lens in zip(photos, lenses, strict=True) if not np.isfinite(lens.focal).all()]
     if unknown:
