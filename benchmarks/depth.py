@@ -37,7 +37,7 @@ from mbasfm.localization.map_source import MapSource, read_map
 from mbasfm.localization.prepared_map import prepare, triangulate_map
 from mbasfm.matching.inference import estimate_depths
 from mbasfm.models.registry import load_model
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.scene.depth_fit import DepthFit, fit_depth
 from mbasfm.types.photos import DepthEstimate
 
@@ -185,8 +185,8 @@ def references(source: MapSource, cache: Cache) -> Iterator[tuple[np.ndarray, np
             yield known_places(estimate.values)
         return
     config = Config(depth="flat", matcher="sift")
-    prepared = prepare(source, config, cache, Watch())
-    model = triangulate_map(source, prepared.cameras, prepared.indexes[0], config, cache, Watch())
+    prepared = prepare(source, config, cache, Progress())
+    model = triangulate_map(source, prepared.cameras, prepared.indexes[0], config, cache, Progress())
     for number, photo in enumerate(source.photos):
         image = model.images[number + 1]
         seen = image.get_observation_points2D()

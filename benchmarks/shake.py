@@ -29,9 +29,9 @@ from mbasfm.datasets.plain import Plain
 from mbasfm.evaluation.metrics import pose_auc
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
-from mbasfm.matching.observe import Content, infer
+from mbasfm.matching.observe import Observations, observe
 from mbasfm.reconstruct import build_graph, check_against_depth, place
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.sfm.components import finish
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.sample_budget import within_budget
@@ -132,11 +132,11 @@ def _photographs(scene: DatasetScene, intrinsics: str, options: argparse.Namespa
 def shake(case: Case, draws: int) -> list[Draw]:
     """The ends of all draws. Features, depth and matches are those of the photographs; the rest is computed anew."""
     photos, _ = find_photos(case.source)
-    content = infer(photos, case.config, Cache(case.cache), Watch())
-    return [_run(moved(content, number), case) for number in range(draws)]
+    observations = observe(photos, case.config, Cache(case.cache), Progress())
+    return [_run(moved(observations, number), case) for number in range(draws)]
 
 
-def moved(content: Content, seed: int) -> Content:
+def moved(observations: Observations, seed: int) -> Observations:
     """The same with keypoints moved by what another machine might round differently."""
     generator = np.random.default_rng(seed)
 
@@ -144,26 +144,26 @@ def moved(content: Content, seed: int) -> Content:
         noise = generator.normal(0.0, MOVED_PX, points.pixels.shape)
         return replace(points, pixels=(points.pixels + noise).astype(points.pixels.dtype))
 
-    return replace(content, keypoints=[move(points) for points in content.keypoints])
+    return replace(observations, keypoints=[move(points) for points in observations.keypoints])
 
 
-def _run(content: Content, case: Case) -> Draw:
+def _run(observations: Observations, case: Case) -> Draw:
     """The stages after matching, as `reconstruct` runs them."""
-    config, watch = case.config, Watch()
-    given = read_given(content.photos, config)
-    start, verified = verify_pairs(content, given.cameras, config, Cache(None), watch)
-    views = build_graph(content, start, verified, config, watch)
-    views, stock = within_budget(views, len(content.photos), config, None, watch)
-    placed = place(content, start, views, given, config, watch, stock)
+    config, progress = case.config, Progress()
+    given = read_given(observations.photos, config)
+    start, verified = verify_pairs(observations, given.cameras, config, Cache(None), progress)
+    views = build_graph(observations, start, verified, config, progress)
+    views, stock = within_budget(views, len(observations.photos), config, None, progress)
+    placed = place(observations, start, views, given, config, progress, stock)
     assert placed is not None
-    views = check_against_depth(content, views, placed.adjustment, watch)
-    result = finish(content, start, views, placed.adjustment, None, config, watch)
+    views = check_against_depth(observations, views, placed.adjustment, progress)
+    result = finish(observations, start, views, placed.adjustment, None, config, progress)
     largest = result.component == 0
     before, after = (
         pose_auc(cameras.cam_from_world, case.truth, largest)[0]
         for cameras in (placed.adjustment.cameras, result.cameras)
     )
-    stages = [stage for stage in watch.stages if "components" in stage and stage["name"] in ("polish", "retry")]
+    stages = [stage for stage in progress.stages if "components" in stage and stage["name"] in ("polish", "retry")]
     polished = tuple(bool(item["polished"]) for stage in stages for item in stage["components"])
     return Draw(before, after, polished)
 

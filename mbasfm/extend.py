@@ -27,18 +27,18 @@ from mbasfm.localization.register import join_intrinsics
 from mbasfm.localization.result import Located
 from mbasfm.localize import Map, Placement
 from mbasfm.matching.inference import colors_of
-from mbasfm.matching.observe import Content, load_models
+from mbasfm.matching.observe import Observations, load_models
 from mbasfm.polish.polish import triangulate
 from mbasfm.report.page_data import write_report
 from mbasfm.report.record import record
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.scene.write import write_scene
 from mbasfm.sfm.outcome import Run
 from mbasfm.sfm.pairs.pose_graph import pose_graph
-from mbasfm.sfm.starting_intrinsics import Start
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import Cameras, Frames
 from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.photos import DepthEstimate, Photo
@@ -46,10 +46,10 @@ from mbasfm.types.photos import DepthEstimate, Photo
 
 @one_core()
 def extend(
-    scene: Path, photos: Path, output: Path, config: Config, cache: Path | None = None, watch: Watch | None = None
+    scene: Path, photos: Path, output: Path, config: Config, cache: Path | None = None, progress: Progress | None = None
 ) -> Reconstruction:
     """Write a scene that holds the photographs of an older one, where they were, and new ones beside them."""
-    watch, folder = watch or Watch(), output / "cache" if cache is None else cache
+    progress, folder = progress or Progress(), output / "cache" if cache is None else cache
     found, skipped = find_photos(photos)
     found = with_masks(found, None if config.masks is None else Path(config.masks))
     source = read_map(scene)
@@ -59,31 +59,31 @@ def extend(
         raise InputError(f"{scene} stays as it is; choose another --output for the larger scene")
     refuse_overwriting(output, everything, config)
     check_room(output, everything)
-    chart = Map.load(scene, localizing(config), folder, watch=watch)
-    placement = chart.place(found, chart.cache, watch)
-    result, content, views = _join(chart, placement, everything, config, watch)
-    content = replace(content, depths=_depths(source, found, config, chart.cache, watch))
+    chart = Map.load(scene, localizing(config), folder, progress=progress)
+    placement = chart.place(found, chart.cache, progress)
+    result, observations, views = _join(chart, placement, everything, config, progress)
+    observations = replace(observations, depths=_depths(source, found, config, chart.cache, progress))
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
-    result.report.update(stages=watch.stages, notes=watch.notes)
+    result.report.update(stages=progress.stages, notes=progress.notes)
     known = torch.ones(len(everything), dtype=torch.bool)
-    start = Start(result.cameras.intrinsics, known, ~known, ~known)
-    result.report.update(record(Run(photos, config, content, start, views, None), result))
-    write_scene(result, content, output, watch)
+    start = StartIntrinsics(result.cameras.intrinsics, known, ~known, ~known)
+    result.report.update(record(Run(photos, config, observations, start, views, None), result))
+    write_scene(result, observations, output, progress)
     write_report(output)
     return result
 
 
 def _join(
-    chart: Map, placement: Placement, photos: tuple[Photo, ...], config: Config, watch: Watch
-) -> tuple[Reconstruction, Content, list[TwoView]]:
+    chart: Map, placement: Placement, photos: tuple[Photo, ...], config: Config, progress: Progress
+) -> tuple[Reconstruction, Observations, list[TwoView]]:
     """One model of old and new photographs, with the points that all their matches triangulate."""
     prepared = chart.prepared
     cameras, names = _cameras(prepared, placement), tuple(photo.name for photo in photos)
     registered = torch.tensor([True] * prepared.num_frames + [item.localized for item in placement.located])
-    with watch.stage("triangulate") as facts:
+    with progress.stage("triangulate") as facts:
         new = [Keypoints(q.pixels, np.full(len(q.pixels), np.nan, np.float32)) for q in placement.queries]
         keypoints = [*prepared.keypoints, *new]
-        views = map_views(prepared.photos, cameras, prepared.indexes[0], config, chart.cache, watch)
+        views = map_views(prepared.photos, cameras, prepared.indexes[0], config, chart.cache, progress)
         views += _new_views(placement, prepared.num_frames, keypoints, cameras, POSE_SLACK * config.max_error_px)
         frames = torch.nonzero(registered).flatten().tolist()
         model = triangulate(names, frames, cameras, views, keypoints)
@@ -91,12 +91,12 @@ def _join(
         color_points(model, colors)
         facts.update(images=model.num_images(), points=model.num_points3D())
     pairs = np.array([(view.i, view.j) for view in views], np.int64).reshape(-1, 2)
-    content = Content(photos, [], keypoints, colors, pairs, [view.matches for view in views])
+    observations = Observations(photos, [], keypoints, colors, pairs, [view.matches for view in views])
     component = torch.where(registered, 0, -1)
     rows = [_row(*item) for item in zip(photos, [None] * prepared.num_frames + [*placement.located], strict=True)]
     known = Frames(names, cameras.intrinsics.sizes, cameras.intrinsics.group)
     result = Reconstruction(known, pose_graph(views), cameras, registered, component, (model,), {"images": rows})
-    return result, content, views
+    return result, observations, views
 
 
 def _refuse_doubles(source: MapSource, photos: Sequence[Photo]) -> None:
@@ -135,11 +135,11 @@ def _new_views(
 
 
 def _depths(
-    source: MapSource, photos: Sequence[Photo], config: Config, cache: Cache, watch: Watch
+    source: MapSource, photos: Sequence[Photo], config: Config, cache: Cache, progress: Progress
 ) -> list[DepthEstimate]:
     """The older scene's maps, as far as it has them, and the depth model's for new photographs."""
     old = given_depths(source, cache) if source.depth is not None else [NO_DEPTH] * len(source.photos)
-    (model,) = load_models("depth", config, watch)
+    (model,) = load_models("depth", config, progress)
     return [*old, *depths_of(photos, model, cache)]
 
 

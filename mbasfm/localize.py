@@ -19,7 +19,7 @@ from mbasfm.localization.prepared_map import PreparedMap, prepare
 from mbasfm.localization.register import Known, Registered, Settings, register
 from mbasfm.localization.result import Localization, Located
 from mbasfm.localization.starts import unknown_of, with_focals
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import one_core
 from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
 from mbasfm.sfm.user_files import cameras_alone
@@ -45,17 +45,17 @@ class Map:
         config: LocalizeConfig | None = None,
         cache: Path | str | None = None,
         names: Sequence[str] | None = None,
-        watch: Watch | None = None,
+        progress: Progress | None = None,
     ) -> "Map":
         """Read a map and prepare it, or find it prepared in the cache (by default inside the folder).
 
         ``folder``: a scene of `mba sfm`, a COLMAP model with its images, or images with gt.json. ``names``: of the
         photographs that are the map, if not all are.
         """
-        config, watch = config or LocalizeConfig(), watch or Watch()
+        config, progress = config or LocalizeConfig(), progress or Progress()
         source = read_map(Path(folder), names)
         store = Cache(_writable(Path(cache) if cache is not None else Path(folder) / CACHE_FOLDER))
-        return Map(prepare(source, config, store, watch), config, store)
+        return Map(prepare(source, config, store, progress), config, store)
 
     def localize(self, image: Path | str | RGB) -> Located:
         """Pose of one photograph, a file or upright pixels."""
@@ -65,24 +65,26 @@ class Map:
                 write_image(path, image)
                 return self.localize(path)
         photos = _read_one(Path(image))
-        return self.localize_photos(photos, Cache(None), Watch()).queries[0]
+        return self.localize_photos(photos, Cache(None), Progress()).queries[0]
 
-    def localize_photos(self, photos: Sequence[Photo], cache: Cache, watch: Watch) -> Localization:
+    def localize_photos(self, photos: Sequence[Photo], cache: Cache, progress: Progress) -> Localization:
         """Poses of several photographs, together unless the settings say otherwise."""
-        return Localization(self.place(photos, cache, watch).located, {"stages": watch.stages, "notes": watch.notes})
+        return Localization(
+            self.place(photos, cache, progress).located, {"stages": progress.stages, "notes": progress.notes}
+        )
 
     @one_core()
-    def place(self, photos: Sequence[Photo], cache: Cache, watch: Watch) -> "Placement":
+    def place(self, photos: Sequence[Photo], cache: Cache, progress: Progress) -> "Placement":
         """The same with the matches that led there."""
         prepared, config = self.prepared, self.config
-        with watch.stage("matching") as facts:
+        with progress.stage("matching") as facts:
             lenses, is_known = _lenses(photos, config)
             queries = match_queries(prepared, photos, lenses, config, cache)
             facts.update(queries=len(queries), verified=sum(query.num_verified > 0 for query in queries))
-        with watch.stage("between") as facts:
+        with progress.stage("between") as facts:
             links = {} if config.independent else match_each_other(prepared, queries, config, cache)
             facts["pairs"] = len(links)
-        with watch.stage("register") as facts:
+        with progress.stage("register") as facts:
             lenses = with_focals(prepared, queries, lenses)
             unknowns = [unknown_of(prepared, *item) for item in zip(queries, lenses, is_known, strict=True)]
             known = Known(prepared.cameras, prepared.keypoints)
@@ -123,18 +125,18 @@ def relocalize(
     config: LocalizeConfig | None = None,
     cache: Path | str | None = None,
     names: Names = ALL,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> Localization:
     """Poses of the photographs of a folder (or list file) in the world of a map; written to ``output`` if given."""
-    config, watch = config or LocalizeConfig(), watch or Watch()
+    config, progress = config or LocalizeConfig(), progress or Progress()
     found, skipped = find_photos(Path(queries))
     for item in skipped:
-        watch.say(f"skipped {item.name}: {item.reason}")
+        progress.say(f"skipped {item.name}: {item.reason}")
     photos = with_masks(choose_photos(found, names.queries, Path(queries)), _path(config.masks))
     if not photos:
         raise InputError(f"{queries}: no usable photograph to localize")
-    chart = Map.load(folder, config, cache, names.map, watch)
-    result = chart.localize_photos(photos, chart.cache, watch)
+    chart = Map.load(folder, config, cache, names.map, progress)
+    result = chart.localize_photos(photos, chart.cache, progress)
     if output is not None:
         result.save(Path(output))
     return result

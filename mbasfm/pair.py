@@ -27,11 +27,11 @@ from mbasfm.geometry.rigid import compose, invert, rotation_angle
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import inspect_photos
 from mbasfm.io.masks import with_masks
-from mbasfm.matching.observe import Content, infer
-from mbasfm.runtime.progress import Watch
+from mbasfm.matching.observe import Observations, observe
+from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.depth_fit import says_something
-from mbasfm.sfm.starting_intrinsics import Start, known_intrinsics
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics, known_intrinsics
 from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
 from mbasfm.types.samples import Samples
@@ -112,36 +112,38 @@ def two_view(
     config: Config | None = None,
     estimator: Estimator = "adaptive",
     cache: Path | str | None = None,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> PairPose:
     """Relative pose of two photographs; with depth that says something, also its scale.
 
     Of the configuration, matcher, depth, cameras, focal, masks, min_confidence and seed count.
     """
-    config, watch = config or Config(), watch or Watch()
+    config, progress = config or Config(), progress or Progress()
     photos = with_masks(
         inspect_photos([Path(first), Path(second)]), None if config.masks is None else Path(config.masks)
     )
     if photos[0].digest == photos[1].digest:
         raise InputError(f"{photos[0].name} and {photos[1].name} are the same photograph; give two")
     given = cameras_alone(photos, config)
-    content = infer(photos, replace(config, pairs="exhaustive"), Cache(None if cache is None else Path(cache)), watch)
-    with watch.stage("pose") as facts:
-        start = known_intrinsics(photos, given, config.intrinsics, config.lens, content.depths)
-        found = _estimate(content, start, estimator, config.seed)
+    observations = observe(
+        photos, replace(config, pairs="exhaustive"), Cache(None if cache is None else Path(cache)), progress
+    )
+    with progress.stage("pose") as facts:
+        start = known_intrinsics(photos, given, config.intrinsics, config.lens, observations.depths)
+        found = _estimate(observations, start, estimator, config.seed)
         facts.update(matches=len(found.inliers), inliers=int(found.inliers.sum()))
     return found
 
 
-def _estimate(content: Content, start: Start, estimator: Estimator, seed: int) -> PairPose:
-    pixels = _matched(content)
+def _estimate(observations: Observations, start: StartIntrinsics, estimator: Estimator, seed: int) -> PairPose:
+    pixels = _matched(observations)
     settings = replace(PAPER_BUDGET if estimator == "paper" else RansacSettings(), seed=seed)
     intrinsics, poses = _pose(pixels, start.intrinsics, estimator, settings)
     sources = [_source(start, end) for end in (0, 1)]
     sigma = float(sigma_px(poses, settings.tau_px))
     limit = max(INLIER_SIGMAS * sigma, 0.5 * settings.tau_px)
     result = PairPose(
-        names=(content.photos[0].name, content.photos[1].name),
+        names=(observations.photos[0].name, observations.photos[1].name),
         found=True,
         j_from_i=poses.j_from_i[0].numpy(),
         has_scale=False,
@@ -160,12 +162,12 @@ def _estimate(content: Content, start: Start, estimator: Estimator, seed: int) -
         return result
     matches = as_batch(pixels, intrinsics)
     result = _with_direction_checked(result, matches, settings.tau_px)
-    return _with_depth(result, content, matches, settings)
+    return _with_depth(result, observations, matches, settings)
 
 
-def _matched(content: Content) -> tuple[Float64[Tensor, "M 2"], Float64[Tensor, "M 2"]]:
-    indices = content.matches[0] if content.matches else np.zeros((0, 2), dtype=np.int64)
-    first, second = (content.keypoints[end].pixels[indices[:, end]].astype(np.float64) for end in (0, 1))
+def _matched(observations: Observations) -> tuple[Float64[Tensor, "M 2"], Float64[Tensor, "M 2"]]:
+    indices = observations.matches[0] if observations.matches else np.zeros((0, 2), dtype=np.int64)
+    first, second = (observations.keypoints[end].pixels[indices[:, end]].astype(np.float64) for end in (0, 1))
     return torch.from_numpy(first), torch.from_numpy(second)
 
 
@@ -197,7 +199,7 @@ def _pose(
     return intrinsics, estimate_by_rival(matches, rival, settings.tau_px, settings.seed)
 
 
-def _source(start: Start, end: int) -> str:
+def _source(start: StartIntrinsics, end: int) -> str:
     if bool(start.is_known[end]):
         return "given"
     if bool(start.is_exif[end]):
@@ -238,25 +240,32 @@ def _with_direction_checked(result: PairPose, matches: MatchBatch, tau_px: float
 # Depth
 
 
-def _with_depth(result: PairPose, content: Content, matches: MatchBatch, settings: RansacSettings) -> PairPose:
+def _with_depth(
+    result: PairPose, observations: Observations, matches: MatchBatch, settings: RansacSettings
+) -> PairPose:
     """Scale, from the depth of both photographs, by marginalized bundle adjustment of the two frames."""
-    if not all(says_something(depth.values) for depth in content.depths):
+    if not all(says_something(depth.values) for depth in observations.depths):
         return result
-    raw = [torch.from_numpy(content.keypoints[end].raw_depth[content.matches[0][:, end]]).double() for end in (0, 1)]
+    raw = [
+        torch.from_numpy(observations.keypoints[end].raw_depth[observations.matches[0][:, end]]).double()
+        for end in (0, 1)
+    ]
     known = matches.is_match[0] & (raw[0] > 0) & (raw[1] > 0) & raw[0].isfinite() & raw[1].isfinite()
     if int(known.sum()) < MIN_DEPTHS:
         note = f"no scale: only {int(known.sum())} matches have depth in both photographs; {MIN_DEPTHS} are needed"
         return replace(result, notes=[*result.notes, note])
-    depth = [1 / value if flag else value for value, flag in zip(raw, content.is_disparity, strict=True)]
+    depth = [1 / value if flag else value for value, flag in zip(raw, observations.is_disparity, strict=True)]
     metric = estimate_metric_poses(matches, depth[0][None], depth[1][None], settings)
     starts = [metric.j_from_i[0]] if bool(metric.found) else []
     if result.has_direction:
         agreeing = known & torch.from_numpy(result.inliers)
         starts.append(_scaled(torch.from_numpy(result.j_from_i), matches, depth, agreeing))
-    is_metric = all(estimate.is_metric for estimate in content.depths)
+    is_metric = all(estimate.is_metric for estimate in observations.depths)
     ratio = float(metric.depth_ratio)
     maps_agree = is_metric and abs(math.log(max(ratio, 1e-12))) < MAX_LOG_RATIO
-    cameras = [_cameras(pose, 1.0 if maps_agree else ratio, result.intrinsics, content.is_disparity) for pose in starts]
+    cameras = [
+        _cameras(pose, 1.0 if maps_agree else ratio, result.intrinsics, observations.is_disparity) for pose in starts
+    ]
     fixed = Fixed.build(2, focal=True, scale=maps_agree, shift=is_metric)
     # A sensor's depth is as good as the matches; a network's tells little about where a point is seen.
     stages = (FINE,) if is_metric else SPLIT_STAGES

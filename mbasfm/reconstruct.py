@@ -13,12 +13,12 @@ from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.io.masks import with_masks
 from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video
-from mbasfm.matching.observe import Content, infer
+from mbasfm.matching.observe import Observations, observe
 from mbasfm.polish.repetition_check import drop_contradictions
 from mbasfm.report.page_data import write_report
 from mbasfm.report.record import record
 from mbasfm.runtime.distributed import from_main
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import all_cores, one_core
 from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction
@@ -32,7 +32,7 @@ from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.sample_budget import Stock, within_budget
 from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
 from mbasfm.sfm.start.initialize import initialize_cameras
-from mbasfm.sfm.starting_intrinsics import Start
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.sfm.user_files import Given, read_given
 from mbasfm.types.cameras import Cameras, Fixed
 from mbasfm.types.pairs import TwoView
@@ -49,24 +49,26 @@ def reconstruct(
     output: Path | str | None = None,
     config: Config | None = None,
     cache: Path | str | None = None,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
 ) -> Reconstruction:
     """Camera poses of the photographs in a folder (or list file), or of a video; written to ``output`` if given.
 
     What was computed per photograph and per pair is kept in ``cache`` (by default inside the output) and found again.
     """
-    config, watch = config or Config(), watch or Watch()
-    solved = solve(photos, output, config, cache, watch)
-    content, start, views, given = solved.content, solved.start, solved.views, solved.given
+    config, progress = config or Config(), progress or Progress()
+    solved = solve(photos, output, config, cache, progress)
+    observations, start, views, given = solved.observations, solved.start, solved.views, solved.given
     adjustment = None if solved.placed is None else solved.placed.adjustment
-    views = check_against_depth(content, views, adjustment, watch)
-    result = finish(content, start, views, adjustment, given.priors, config, watch)
-    result = align_world(result, given.world, watch)
+    views = check_against_depth(observations, views, adjustment, progress)
+    result = finish(observations, start, views, adjustment, given.priors, config, progress)
+    result = align_world(result, given.world, progress)
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in solved.skipped]
-    result.report.update(stages=watch.stages, notes=watch.notes)
-    result.report.update(record(Run(solved.source, config, content, start, solved.verified, solved.placed), result))
+    result.report.update(stages=progress.stages, notes=progress.notes)
+    result.report.update(
+        record(Run(solved.source, config, observations, start, solved.verified, solved.placed), result)
+    )
     if output is not None:
-        write_scene(result, content, Path(output), watch)
+        write_scene(result, observations, Path(output), progress)
         write_report(Path(output))
     return result
 
@@ -78,8 +80,8 @@ class Solved:
     source: Path
     skipped: Sequence[Any]
     given: Given
-    content: Content
-    start: Start
+    observations: Observations
+    start: StartIntrinsics
     verified: list[TwoView]
     views: list[TwoView]
     placed: Placed | None
@@ -87,23 +89,23 @@ class Solved:
 
 @one_core()
 def solve(
-    photos: Path | str, output: Path | str | None, config: Config, cache: Path | str | None, watch: Watch
+    photos: Path | str, output: Path | str | None, config: Config, cache: Path | str | None, progress: Progress
 ) -> Solved:
     """All that several processes share: features, depth, matches, verified pairs, and adjustment."""
     folder = _cache_folder(output, cache)
     store = Cache(folder)
-    source = _frames_of(Path(photos), output, watch) if is_video(Path(photos)) else Path(photos)
-    found, skipped = _find(source, config.masks, watch)
+    source = _frames_of(Path(photos), output, progress) if is_video(Path(photos)) else Path(photos)
+    found, skipped = _find(source, config.masks, progress)
     if output is not None:
         refuse_overwriting(Path(output), found, config)
         check_room(Path(output), found)
     given = read_given(found, config)
-    content = infer(found, config, store, watch, given.pairs)
-    start, verified = verify_pairs(content, given.cameras, config, store, watch)
-    views = build_graph(content, start, verified, config, watch)
-    views, stock = within_budget(views, len(found), config, folder, watch)
-    placed = place(content, start, views, given, config, watch, stock)
-    return Solved(source, skipped, given, content, start, verified, views, placed)
+    observations = observe(found, config, store, progress, given.pairs)
+    start, verified = verify_pairs(observations, given.cameras, config, store, progress)
+    views = build_graph(observations, start, verified, config, progress)
+    views, stock = within_budget(views, len(found), config, folder, progress)
+    placed = place(observations, start, views, given, config, progress, stock)
+    return Solved(source, skipped, given, observations, start, verified, views, placed)
 
 
 def _cache_folder(output: Path | str | None, cache: Path | str | None) -> Path | None:
@@ -112,21 +114,21 @@ def _cache_folder(output: Path | str | None, cache: Path | str | None) -> Path |
     return None if output is None else Path(output) / "cache"
 
 
-def _frames_of(video: Path, output: Path | str | None, watch: Watch) -> Path:
+def _frames_of(video: Path, output: Path | str | None, progress: Progress) -> Path:
     if output is None:
         raise InputError(f"{video}: the frames of a video need a folder; give an output")
-    with watch.stage("video") as facts:
+    with progress.stage("video") as facts:
         facts["frames"] = from_main(lambda: extract_frames(video, Path(output) / FRAMES_FOLDER))
     return Path(output) / FRAMES_FOLDER
 
 
-def _find(source: Path, masks: str | None, watch: Watch) -> tuple[tuple[Photo, ...], Sequence[Any]]:
-    with watch.stage("photos") as facts:
+def _find(source: Path, masks: str | None, progress: Progress) -> tuple[tuple[Photo, ...], Sequence[Any]]:
+    with progress.stage("photos") as facts:
         found, skipped = find_photos(source)
         found = with_masks(found, None if masks is None else Path(masks))
         facts.update(found=len(found), skipped=len(skipped), masks=sum(photo.mask is not None for photo in found))
     for item in skipped:
-        watch.say(f"skipped {item.name}: {item.reason}")
+        progress.say(f"skipped {item.name}: {item.reason}")
     if len(found) < 2:
         raise InputError(f"{source}: {len(found)} usable photographs; at least 2 are needed")
     return found, skipped
@@ -136,15 +138,17 @@ def _find(source: Path, masks: str | None, watch: Watch) -> tuple[tuple[Photo, .
 # Graph, start, adjustment
 
 
-def build_graph(content: Content, start: Start, views: list[TwoView], config: Config, watch: Watch) -> list[TwoView]:
+def build_graph(
+    observations: Observations, start: StartIntrinsics, views: list[TwoView], config: Config, progress: Progress
+) -> list[TwoView]:
     """Choose the edges: rotations that agree around triangles and with their average, and enough co-visibility."""
-    num_frames = len(content.photos)
-    with watch.stage("graph") as facts:
+    num_frames = len(observations.photos)
+    with progress.stage("graph") as facts:
         verified = len(views)
         if config.tree == "consistent" and views:
             views, _ = drop_inconsistent(choose_answers(views, num_frames), num_frames)
             rotation = average_rotations(views, num_frames)
-            views = agree_with(views, rotation, rays_of(content.keypoints, start.intrinsics))
+            views = agree_with(views, rotation, rays_of(observations.keypoints, start.intrinsics))
         facts["inconsistent"] = verified - len(views)
         views = select_edges(views, num_frames, config.min_covisibility)
         component = find_components(views, num_frames)
@@ -153,29 +157,29 @@ def build_graph(content: Content, start: Start, views: list[TwoView], config: Co
 
 
 def place(
-    content: Content,
-    start: Start,
+    observations: Observations,
+    start: StartIntrinsics,
     views: Sequence[TwoView],
     given: Given,
     config: Config,
-    watch: Watch,
+    progress: Progress,
     stock: Stock,
 ) -> Placed | None:
     """Initial cameras, then marginalized bundle adjustment; None where no pair could be verified."""
     if not views:
         return None
-    with watch.stage("initialize") as facts:
+    with progress.stage("initialize") as facts:
         starts, has_pose = from_main(
             lambda: initialize_cameras(
-                views, content.keypoints, start.intrinsics, content.is_disparity, config.tree, given.poses
+                views, observations.keypoints, start.intrinsics, observations.is_disparity, config.tree, given.poses
             )
         )
-        samples = stock.draw(views, content.keypoints, config.seed)
+        samples = stock.draw(views, observations.keypoints, config.seed)
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
-        watch.say("no verified match has depth, so there is nothing to adjust")
+        progress.say("no verified match has depth, so there is nothing to adjust")
         return None
-    with watch.stage("adjust") as facts:
+    with progress.stage("adjust") as facts:
         placed = _adjust_best(starts, samples, start, given.priors, config, stock.folder)
         adjustment = placed.adjustment
         facts.update(steps=len(adjustment.steps), registered=int(adjustment.registered.sum()))
@@ -185,13 +189,13 @@ def place(
 
 
 def check_against_depth(
-    content: Content, views: list[TwoView], adjustment: Adjustment | None, watch: Watch
+    observations: Observations, views: list[TwoView], adjustment: Adjustment | None, progress: Progress
 ) -> list[TwoView]:
     """Leave out matches whose triangulated depth no depth map can mean."""
     if adjustment is None:
         return views
-    with watch.stage("depth check") as facts:
-        kept = drop_contradictions(views, adjustment.cameras, content.keypoints)
+    with progress.stage("depth check") as facts:
+        kept = drop_contradictions(views, adjustment.cameras, observations.keypoints)
         facts["dropped"] = sum(view.num_inliers for view in views) - sum(view.num_inliers for view in kept)
     return kept
 
@@ -199,7 +203,7 @@ def check_against_depth(
 def _adjust_best(
     starts: Sequence[Cameras],
     samples: SampleSource,
-    start: Start,
+    start: StartIntrinsics,
     priors: PosePriors | None,
     config: Config,
     folder: Path | None,

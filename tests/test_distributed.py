@@ -71,7 +71,7 @@ from mbasfm.cli import main
 from mbasfm.runtime import distributed, progress
 
 stage, *arguments = sys.argv[1:]
-original = progress.Watch.stage
+original = progress.Progress.stage
 
 
 def kill(self, name):
@@ -80,7 +80,7 @@ def kill(self, name):
     return original(self, name)
 
 
-progress.Watch.stage = kill
+progress.Progress.stage = kill
 sys.exit(main(arguments))
 """
 ELASTIC = """

@@ -16,7 +16,7 @@ from test_pipeline import FOCAL, auc_of, settings, write_scene
 from mbasfm import Config, reconstruct
 from mbasfm.errors import InputError
 from mbasfm.io.images import find_photos
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.sfm import user_files
 from mbasfm.sfm.align_world import align_world
 from mbasfm.sfm.starting_intrinsics import known_intrinsics
@@ -54,7 +54,7 @@ def plain(scene):
 
 
 def aligned(plain, photos, align):
-    return align_world(plain, read_given(photos, Config(align=str(align))).world, Watch())
+    return align_world(plain, read_given(photos, Config(align=str(align))).world, Progress())
 
 
 def test_a_rough_start_ends_at_the_truth_in_its_own_world(scene, tmp_path):
@@ -178,7 +178,7 @@ def test_positions_of_the_metadata_make_the_world_metric(scene, plain):
 
 def test_a_component_that_shares_too_little_stays_where_it_is(plain):
     world = World("gps", {0: torch.zeros(3).double(), 1: torch.ones(3).double()}, {}, {})
-    result = align_world(plain, world, Watch())
+    result = align_world(plain, world, Progress())
     assert result.report["world"]["components"] == [{"component": 0, "aligned": False}]
     assert torch.equal(result.cameras.cam_from_world, plain.cameras.cam_from_world)
 

@@ -16,10 +16,10 @@ from mbasfm.cli import main
 from mbasfm.config import Config
 from mbasfm.errors import InputError
 from mbasfm.io.images import find_photos, read_upright
-from mbasfm.matching.observe import Content
+from mbasfm.matching.observe import Observations
 from mbasfm.polish.colmap_mapper import HELD, camera_of
 from mbasfm.polish.polish import triangulate
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.scene.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of, thinned
 from mbasfm.scene.export import KINDS, export_scene
 from mbasfm.scene.fuse import MIN_SHARED, NUM_NEIGHBOURS, neighbours_of
@@ -96,13 +96,13 @@ def make_result(folder, distortion=0.0, is_disparity=False, has_depth=True, turn
     cameras = type(cameras)(cameras.cam_from_world, cameras.intrinsics, scale, torch.zeros_like(scale), flags)
     model = triangulate(NAMES, range(NUM_FRAMES), cameras, views, keypoints)
     colors = [paint(made.points[chosen]) for chosen in made.point_of]
-    content = Content(photos, depths, keypoints, colors, np.zeros((0, 2), np.int64), [])
+    observations = Observations(photos, depths, keypoints, colors, np.zeros((0, 2), np.int64), [])
     frames = Frames(NAMES, cameras.intrinsics.sizes, cameras.intrinsics.group)
     rows = [{"name": photo.name, "source": str(photo.path)} for photo in photos]
     component = torch.zeros(NUM_FRAMES, dtype=torch.int64)
     graph = pose_graph(views)
     result = Reconstruction(frames, graph, cameras, component == 0, component, (model,), {"images": rows})
-    return made, result, content
+    return made, result, observations
 
 
 KINDS_OF_SCENE = {
@@ -116,8 +116,8 @@ KINDS_OF_SCENE = {
 @pytest.fixture(scope="module", params=list(KINDS_OF_SCENE))
 def scene(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    made, result, content = make_result(folder, **KINDS_OF_SCENE[request.param])
-    write_scene(result, content, folder / "scene", Watch())
+    made, result, observations = make_result(folder, **KINDS_OF_SCENE[request.param])
+    write_scene(result, observations, folder / "scene", Progress())
     return request.param, folder, made
 
 
@@ -317,28 +317,28 @@ def test_units_of_many_maps_come_from_evenly_spaced_values():
 
 
 def test_a_second_result_removes_what_the_first_wrote_and_nothing_else(tmp_path):
-    _, result, content = make_result(tmp_path)
+    _, result, observations = make_result(tmp_path)
     scene = tmp_path / "scene"
-    write_scene(result, content, scene, Watch())
+    write_scene(result, observations, scene, Progress())
     (scene / "images" / "mine.txt").write_text("keep")
     flat = [DepthEstimate(np.ones((2, 2), np.float32), True, False)] * NUM_FRAMES
-    write_scene(result, Content(content.photos, flat, *vars_of(content)), scene, Watch())
+    write_scene(result, Observations(observations.photos, flat, *vars_of(observations)), scene, Progress())
     assert not list((scene / "depth").rglob("*.npz")) and not list((scene / "depths").rglob("*.png"))
     assert (scene / "images" / "mine.txt").is_file() and (scene / "images" / NAMES[0]).is_file()
     assert "depth_file_path" not in json.loads((scene / "transforms.json").read_text())["frames"][0]
 
 
-def vars_of(content):
-    return content.keypoints, content.colors, content.pairs, content.matches
+def vars_of(observations):
+    return observations.keypoints, observations.colors, observations.pairs, observations.matches
 
 
 def test_links_to_originals_are_replaced_and_originals_stay(tmp_path):
-    _, result, content = make_result(tmp_path, distortion=BENT, has_depth=False)
+    _, result, observations = make_result(tmp_path, distortion=BENT, has_depth=False)
     original, link = tmp_path / "photos" / NAMES[1], tmp_path / "scene" / "images" / NAMES[1]
     link.parent.mkdir(parents=True)
     link.symlink_to(original)
     before = original.read_bytes()
-    write_scene(result, content, tmp_path / "scene", Watch())
+    write_scene(result, observations, tmp_path / "scene", Progress())
     assert original.read_bytes() == before and not link.is_symlink()
 
 
@@ -355,8 +355,8 @@ def test_photographs_of_several_cameras_carry_their_own_intrinsics():
 
 
 def test_a_missing_image_without_its_original_is_named(tmp_path):
-    _, result, content = make_result(tmp_path, has_depth=False)
-    write_scene(result, content, tmp_path / "scene", Watch())
+    _, result, observations = make_result(tmp_path, has_depth=False)
+    write_scene(result, observations, tmp_path / "scene", Progress())
     (tmp_path / "scene" / "images" / NAMES[2]).unlink()
     (tmp_path / "photos" / NAMES[2]).unlink()
     with pytest.raises(InputError, match=r"a/2.png.*put it back"):

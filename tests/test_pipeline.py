@@ -19,9 +19,9 @@ from mbasfm.errors import ConfigError, InputError
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.io.settings import read_config, write_config
-from mbasfm.matching.observe import Content, infer, merge, weak_frames
+from mbasfm.matching.observe import Observations, merge, observe, weak_frames
 from mbasfm.models.registry import JOINT
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.starting_intrinsics import GivenCameras
 from mbasfm.types.pairs import Keypoints
@@ -119,11 +119,11 @@ def test_a_focal_length_that_point_maps_know_is_where_the_search_begins(made, tm
     for frame in range(scene.num_frames):
         rays = np.stack([x, y, np.ones_like(x)], -1) * np.median(scene.depth[frame])
         np.savez(tmp_path / f"0_{frame}.npz", points=rays)
-    watch = Watch()
+    progress = Progress()
     config = settings(folder, depth=f"files:{tmp_path}")
     photos, _ = find_photos(folder / "images")
-    content = infer(photos, config, Cache(None), watch)
-    start, _ = verify_pairs(content, GivenCameras({}, {}), config, Cache(None), watch)
+    observations = observe(photos, config, Cache(None), progress)
+    start, _ = verify_pairs(observations, GivenCameras({}, {}), config, Cache(None), progress)
     assert start.intrinsics.focal.numpy() == pytest.approx(0.95 * FOCAL, rel=1e-3) and not start.is_exif.any()
     result = reconstruct(folder / "images", None, config)
     assert float(result.cameras.intrinsics.focal[0, 0]) == pytest.approx(FOCAL, rel=0.02)
@@ -209,7 +209,7 @@ def photos(count):
 def content_with(counts, num_frames):
     """Photographs whose pairs have so many matches."""
     matches = [np.zeros((count, 2), dtype=np.int64) for count in counts.values()]
-    return Content(photos(num_frames), [], [], [], np.array(list(counts)), matches)
+    return Observations(photos(num_frames), [], [], [], np.array(list(counts)), matches)
 
 
 def test_frames_without_two_good_pairs_are_weak():
@@ -237,7 +237,7 @@ def test_merged_content_points_at_the_same_pixels():
         points = [Keypoints(np.full((n, 2), offset + n, np.float32), np.ones(n, np.float32)) for n in (2, 3, 4)]
         colours = [np.zeros((n, 3), np.uint8) for n in (2, 3, 4)]
         matches = [np.array([[0, 1], [1, 2]]) for _ in pairs]
-        return Content(photos(3), [], points, colours, np.array(pairs), matches)
+        return Observations(photos(3), [], points, colours, np.array(pairs), matches)
 
     merged = merge(part(0, [(0, 1), (1, 2)]), part(100, [(0, 2), (1, 2)]))
     assert merged.pairs.tolist() == [[0, 1], [0, 2], [1, 2]]

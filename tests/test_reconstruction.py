@@ -11,7 +11,7 @@ from made_up import all_views, keypoints_with, make_lens, orbit, photograph, rel
 from rich.console import Console
 
 from mbasfm.polish.polish import triangulate
-from mbasfm.runtime.progress import Watch, peak_memory_mb
+from mbasfm.runtime.progress import Progress, peak_memory_mb
 from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.types.cameras import Frames
@@ -79,21 +79,21 @@ def test_standard_deviations_are_the_roots_of_the_diagonal():
 
 def test_a_watch_records_stages_with_their_facts_and_shows_them():
     page = io.StringIO()
-    watch = Watch(Console(file=page, width=100))
-    with watch.stage("matching") as facts:
+    progress = Progress(Console(file=page, width=100))
+    with progress.stage("matching") as facts:
         facts.update(pairs=3, share=0.123456)
-    assert list(watch.each(iter("abc"), 3, "letters")) == ["a", "b", "c"]
-    watch.say("mind the gap")
-    (row,) = watch.stages
+    assert list(progress.each(iter("abc"), 3, "letters")) == ["a", "b", "c"]
+    progress.say("mind the gap")
+    (row,) = progress.stages
     assert row["name"] == "matching" and row["pairs"] == 3 and row["seconds"] >= 0
     assert row["peak_memory_mb"] == pytest.approx(peak_memory_mb(), rel=0.5)
-    assert watch.notes == ["mind the gap"]
+    assert progress.notes == ["mind the gap"]
     assert "matching" in page.getvalue() and "share 0.123" in page.getvalue() and "mind the gap" in page.getvalue()
 
 
 def test_a_watch_without_console_is_silent(capsys):
-    watch = Watch()
-    with watch.stage("matching"):
-        watch.say("a note")
-    assert list(watch.each([1, 2], 2, "numbers")) == [1, 2]
-    assert len(watch.stages) == len(watch.notes) == 1 and capsys.readouterr().out == ""
+    progress = Progress()
+    with progress.stage("matching"):
+        progress.say("a note")
+    assert list(progress.each([1, 2], 2, "numbers")) == [1, 2]
+    assert len(progress.stages) == len(progress.notes) == 1 and capsys.readouterr().out == ""

@@ -40,7 +40,7 @@ from mbasfm.sfm import checkpoint
 from mbasfm.sfm.pairs import verify_pairs
 
 log, *stages = sys.argv[1].split("|")
-original = progress_module.Watch.stage
+original = progress_module.Progress.stage
 
 
 def logged(module, name):
@@ -78,7 +78,7 @@ for number, stage in enumerate((*stages, "")):
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(self, name)
 
-        progress_module.Watch.stage = kill
+        progress_module.Progress.stage = kill
         os._exit(main([*sys.argv[2:], *(["--resume"] if number else [])]))
     print(os.waitpid(child, 0)[1], flush=True)
 """

@@ -18,7 +18,7 @@ from mbasfm.models.depth import network_depth
 from mbasfm.models.depth.depth_anything import DepthAnythingV2
 from mbasfm.models.registry import choose_auto
 from mbasfm.models.weights import clone_command, fetch_command, find_clone, find_snapshot, is_online, looking_in
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.types.photos import DepthEstimate, Photo, PixelMatches
 
 SMALL = "depth-anything/Depth-Anything-V2-Small-hf"
@@ -168,12 +168,12 @@ def test_depth_of_which_a_model_is_not_sure_is_left_out_if_asked_for(tmp_path):
 def test_a_slow_network_is_announced_with_the_time_it_will_take(tmp_path):
     photos = [Photo(f"{n}.png", tmp_path / f"{n}.png", 96, 72, None, "", str(n)) for n in range(6)]
     write_image(photos[0].path)
-    cache, watch = Cache(tmp_path / "cache"), Watch()
+    cache, progress = Cache(tmp_path / "cache"), Progress()
     assert len(list(estimate_depths(photos[:1], Unsure(), cache))) == 1
-    warn_if_slow(photos, Unsure(), cache, watch)
-    assert watch.notes and "unsure takes about 8 min for 5 photographs on the CPU (100 s each" in watch.notes[0]
-    warn_if_slow(photos[:2], Unsure(), cache, watch)
-    assert len(watch.notes) == 1
+    warn_if_slow(photos, Unsure(), cache, progress)
+    assert progress.notes and "unsure takes about 8 min for 5 photographs on the CPU (100 s each" in progress.notes[0]
+    warn_if_slow(photos[:2], Unsure(), cache, progress)
+    assert len(progress.notes) == 1
 
 
 class Slow:
@@ -194,15 +194,15 @@ def test_pairs_that_take_long_are_announced_unless_they_are_done(tmp_path):
     for photo in photos:
         write_image(photo.path)
     pairs = np.array([(i, j) for i in range(4) for j in range(i)])
-    cache, watch = Cache(tmp_path / "cache"), Watch()
-    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, watch)
-    assert "Matching by slow takes about 5 min for 6 pairs on the CPU (50 s each" in watch.notes[0]
-    match_as_images(pairs[:3], photos, Slow(), cache, watch)
-    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, watch)
-    assert "for 3 pairs" in watch.notes[1]
-    match_as_images(pairs, photos, Slow(), cache, watch)
-    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, watch)
-    assert len(watch.notes) == 2
+    cache, progress = Cache(tmp_path / "cache"), Progress()
+    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, progress)
+    assert "Matching by slow takes about 5 min for 6 pairs on the CPU (50 s each" in progress.notes[0]
+    match_as_images(pairs[:3], photos, Slow(), cache, progress)
+    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, progress)
+    assert "for 3 pairs" in progress.notes[1]
+    match_as_images(pairs, photos, Slow(), cache, progress)
+    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, progress)
+    assert len(progress.notes) == 2
 
 
 def test_commands_that_get_models_are_printed_as_a_whole(capsys, monkeypatch, tmp_path):

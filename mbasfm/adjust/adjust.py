@@ -38,7 +38,7 @@ History = tuple[tuple[str, Step], ...]
 
 
 @dataclass(frozen=True)
-class Progress:
+class Checkpoint:
     """How far an adjustment has come: with it and the same input it goes on as if it had never stopped."""
 
     place: tuple[int, int]
@@ -51,10 +51,10 @@ class Progress:
 class Journal(Protocol):
     """Remembers how far an adjustment has come."""
 
-    def last(self) -> Progress | None:
+    def last(self) -> Checkpoint | None:
         """What was kept of an earlier run with the same input; the same on all processes."""
 
-    def keep(self, progress: Progress) -> None:
+    def keep(self, checkpoint: Checkpoint) -> None:
         """Called after every step. The next step changes what is in it, so what is to be kept must be written now."""
 
 
@@ -141,7 +141,7 @@ class _Log:
         if self._on_step is not None:
             self._on_step(stage, step, state.cameras)
         if self._journal is not None and step.accepted:  # a rejected step ends the solver and would be done again
-            self._journal.keep(Progress(place, state, tuple(self.history)))
+            self._journal.keep(Checkpoint(place, state, tuple(self.history)))
 
 
 def make_problem(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fixed) -> Problem:

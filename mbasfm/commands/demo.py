@@ -20,7 +20,7 @@ from mbasfm.errors import ConfigError, InputError
 from mbasfm.evaluation.metrics import pose_auc
 from mbasfm.reconstruct import reconstruct
 from mbasfm.runtime.parallel import in_parallel
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.synthetic.cameras import make_cameras, render
 from mbasfm.synthetic.depth_errors import DepthError, draw_depth_affine, observe_depth_map
@@ -71,8 +71,8 @@ def run_demo(demo: Demo, console: Console | None = None) -> None:
         console.print(f"reconstructing: {name}")
         config = replace(Config(depth=f"files:{demo.output / 'monocular'}"), **changes)
         scene, cache = demo.output / "scene", demo.output / "scene" / "cache"
-        watch = Watch(console if is_last else None)
-        result = reconstruct(demo.output / "photos", scene if is_last else None, config, cache, watch)
+        progress = Progress(console if is_last else None)
+        result = reconstruct(demo.output / "photos", scene if is_last else None, config, cache, progress)
         scores[name] = score(result, truth)
     console.print(make_table(scores, demo.num_frames))
     summary = {"settings": {**asdict(demo), "output": str(demo.output)}, "runs": scores}

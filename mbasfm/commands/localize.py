@@ -14,7 +14,7 @@ from mbasfm.errors import ConfigError
 from mbasfm.io.lists import read_names
 from mbasfm.localization.result import Localization
 from mbasfm.localize import Names, relocalize
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 
 EXIT_NOTHING = 3
 """No query could be localized."""
@@ -52,8 +52,8 @@ class Localize:
             raise ConfigError(f"{self.output}: cannot be written ({error}); choose another --output") from error
         console = Console(stderr=True, quiet=self.quiet)
         names = Names(_names(self.map_list, "map"), _names(self.query_list, "query"))
-        watch = Watch(console, self.verbose)
-        result = relocalize(self.map, self.queries, self.output, self.settings, self.cache, names, watch)
+        progress = Progress(console, self.verbose)
+        result = relocalize(self.map, self.queries, self.output, self.settings, self.cache, names, progress)
         _summarise(result, self.output, console)
         if self.json:
             print(json.dumps(_summary(result, self.output), indent=1))

@@ -14,7 +14,7 @@ from mbasfm.errors import ConfigError
 from mbasfm.io.images import read_upright, write_image
 from mbasfm.pair import Estimator, PairPose, two_view
 from mbasfm.report.pictures import match_picture
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 
 PAIR_NAME, PICTURE_NAME = "pair.json", "matches.jpg"
 
@@ -64,7 +64,7 @@ class Pair:
             seed=self.seed,
         )
         console = Console(stderr=True, quiet=self.quiet)
-        result = two_view(self.first, self.second, config, self.estimator, self.cache, Watch(console))
+        result = two_view(self.first, self.second, config, self.estimator, self.cache, Progress(console))
         if self.output is not None:
             self._write(result, self.output)
         if self.json:

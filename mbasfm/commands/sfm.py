@@ -14,7 +14,7 @@ from mbasfm.extend import extend
 from mbasfm.io.settings import write_config
 from mbasfm.reconstruct import reconstruct, solve
 from mbasfm.runtime import distributed
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.scene.reconstruction import Reconstruction
 
 EXIT_NOTHING = 3
@@ -56,7 +56,7 @@ class Sfm:
         distributed.start()
         if not distributed.is_main():
             if self.add is None:
-                solve(self.photos, self.output, self.settings, self.cache, Watch())
+                solve(self.photos, self.output, self.settings, self.cache, Progress())
             distributed.finish()
             return 0
         try:
@@ -65,11 +65,11 @@ class Sfm:
         except OSError as error:
             raise ConfigError(f"{self.output}: cannot be written ({error}); choose another --output") from error
         console = Console(stderr=True, quiet=self.quiet)
-        watch = Watch(console, self.verbose)
+        progress = Progress(console, self.verbose)
         if self.add is None:
-            result = reconstruct(self.photos, self.output, self.settings, self.cache, watch)
+            result = reconstruct(self.photos, self.output, self.settings, self.cache, progress)
         else:
-            result = extend(self.add, self.photos, self.output, self.settings, self.cache, watch)
+            result = extend(self.add, self.photos, self.output, self.settings, self.cache, progress)
         distributed.finish()
         _summarise(result, self.output, console)
         if self.json:

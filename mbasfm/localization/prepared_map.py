@@ -31,7 +31,7 @@ from mbasfm.matching.visual_words import aggregate, learn_words
 from mbasfm.models.base import DepthModel, ImageMatcher, Matcher
 from mbasfm.models.depth.files import FilesDepth
 from mbasfm.polish.polish import triangulate
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.scene.depth_fit import MIN_POINTS_SCALE, DepthFit, fit_depth
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
@@ -86,20 +86,20 @@ class PreparedMap:
         return len(self.photos)
 
 
-def prepare(source: MapSource, config: Common, cache: Cache, watch: Watch) -> PreparedMap:
+def prepare(source: MapSource, config: Common, cache: Cache, progress: Progress) -> PreparedMap:
     """Features of all matchers, retrieval vectors, depth; what is in the cache is not computed again."""
-    with watch.stage("map features") as facts:
-        indexes = _indexes(source.photos, load_models("matcher", config, watch), config, cache, watch)
+    with progress.stage("map features") as facts:
+        indexes = _indexes(source.photos, load_models("matcher", config, progress), config, cache, progress)
         pixels = [np.concatenate([index.features[n].pixels for index in indexes]) for n in range(len(source.photos))]
         facts.update(photographs=len(source.photos), keypoints=sum(map(len, pixels)))
     cameras = Cameras.with_depth_as_given(source.cam_from_world, source.intrinsics)
     is_given = source.depth is not None and config.depth == "auto"
-    with watch.stage("map depth") as facts:
-        triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, watch)
+    with progress.stage("map depth") as facts:
+        triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, progress)
         if is_given:
             depths = given_depths(source, cache)
         else:
-            depths = _model_depths(source, triangulated, config, cache, watch)
+            depths = _model_depths(source, triangulated, config, cache, progress)
         raw = [_at_pixels(*item) for item in zip(depths, source.photos, pixels, strict=True)]
         items = zip(depths, raw, triangulated, strict=True)
         raw = [
@@ -114,20 +114,20 @@ def prepare(source: MapSource, config: Common, cache: Cache, watch: Watch) -> Pr
 
 
 def _indexes(
-    photos: Sequence[Photo], matchers: Sequence[Any], config: Common, cache: Cache, watch: Watch
+    photos: Sequence[Photo], matchers: Sequence[Any], config: Common, cache: Cache, progress: Progress
 ) -> tuple[Index, ...]:
     found: list[Index] = []
     offset = [0] * len(photos)
     for matcher in matchers:
         chooser, matches = chooser_of(matcher), None
-        described = watch.each(describe_photos(photos, chooser, cache), len(photos), "map features")
+        described = progress.each(describe_photos(photos, chooser, cache), len(photos), "map features")
         features = [item.features for item in described]
         descriptors = [item.descriptors for item in features]
         words, vectors = _vectors(photos, descriptors, chooser, config.seed, cache)
         few = len(photos) <= EXHAUSTIVE_UP_TO
         pairs = exhaustive_pairs(len(photos)) if few else retrieval_pairs(vectors, NUM_NEIGHBOURS)
         if isinstance(matcher, ImageMatcher):
-            features, matches = match_as_images(pairs, photos, matcher, cache, watch)
+            features, matches = match_as_images(pairs, photos, matcher, cache, progress)
         usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
         found.append(Index(matcher, chooser, features, usable, offset, words, vectors, pairs, matches))
         offset = [begin + len(item.pixels) for begin, item in zip(offset, features, strict=True)]
@@ -162,16 +162,20 @@ def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
 
 
 def _model_depths(
-    source: MapSource, triangulated: Sequence[Float64[np.ndarray, " _"]], config: Common, cache: Cache, watch: Watch
+    source: MapSource,
+    triangulated: Sequence[Float64[np.ndarray, " _"]],
+    config: Common,
+    cache: Cache,
+    progress: Progress,
 ) -> list[DepthEstimate]:
     """A model's maps of the photographs that have enough points to fit one to, but not so many as to do without."""
-    (model,) = load_models("depth", config, watch)
+    (model,) = load_models("depth", config, progress)
     numbers = [int(np.isfinite(depth).sum()) for depth in triangulated]
     few = [
         photo for photo, number in zip(source.photos, numbers, strict=True) if MIN_POINTS_SCALE <= number < MANY_POINTS
     ]
-    warn_if_slow(few, model, cache, watch)
-    estimates = watch.each(depths_of(few, model, cache), len(few), "map depth")
+    warn_if_slow(few, model, cache, progress)
+    estimates = progress.each(depths_of(few, model, cache), len(few), "map depth")
     found = dict(zip((photo.name for photo in few), estimates, strict=True))
     return [found.get(photo.name, NO_DEPTH) for photo in source.photos]
 
@@ -212,13 +216,13 @@ def _filled(raw: Float32[np.ndarray, " A"], known: Float64[np.ndarray, " B"]) ->
 
 
 def _triangulated_depths(
-    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
+    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, progress: Progress
 ) -> list[Float64[np.ndarray, " _"]]:
     """Depth of the first matcher's keypoints that known poses triangulate; NaN for the others."""
     sizes = [len(item.pixels) for item in index.features]
 
     def compute() -> dict[str, np.ndarray]:
-        model = triangulate_map(source, cameras, index, config, cache, watch)
+        model = triangulate_map(source, cameras, index, config, cache, progress)
         return {"depth": np.concatenate([np.zeros(0), *_depths_of(model, sizes)])}
 
     intrinsics = source.intrinsics
@@ -229,17 +233,17 @@ def _triangulated_depths(
 
 
 def triangulate_map(
-    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
+    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, progress: Progress
 ) -> pycolmap.Reconstruction:
     """A model with the points that known poses triangulate from a matcher's matches; image ids are frames plus one."""
-    views = map_views(source.photos, cameras, index, config, cache, watch)
+    views = map_views(source.photos, cameras, index, config, cache, progress)
     keypoints = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in index.features]
     names = [photo.name for photo in source.photos]
     return triangulate(names, range(len(names)), cameras, views, keypoints)
 
 
 def map_views(
-    photos: Sequence[Photo], cameras: Cameras, index: Index, config: Common, cache: Cache, watch: Watch
+    photos: Sequence[Photo], cameras: Cameras, index: Index, config: Common, cache: Cache, progress: Progress
 ) -> list[TwoView]:
     """Pairs of the map's photographs that look alike, with the matches that agree with their poses."""
     if index.found is None:
@@ -247,7 +251,7 @@ def map_views(
     else:
         found = iter(index.found)
     views = []
-    matched = watch.each(found, len(index.pairs), "map matches")
+    matched = progress.each(found, len(index.pairs), "map matches")
     for (i, j), (indices, _) in zip(index.pairs.tolist(), matched, strict=True):
         usable = indices[index.usable[i][indices[:, 0]] & index.usable[j][indices[:, 1]]]
         view = posed_view((i, j), usable, index.features, cameras, POSE_SLACK * config.max_error_px)

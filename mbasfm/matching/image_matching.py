@@ -18,7 +18,7 @@ from mbasfm.matching.inference import turned_back
 from mbasfm.matching.merge_keypoints import End, cell_px, consolidate, nearest_keypoints, one_to_one
 from mbasfm.models.base import ImageMatcher, Matcher
 from mbasfm.models.registry import load_model
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import all_cores
 from mbasfm.types.photos import Features, Photo, PixelMatches
 
@@ -36,14 +36,14 @@ def chooser_of(matcher: Any) -> Matcher:
 
 
 def match_as_images(
-    pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: ImageMatcher, cache: Cache, watch: Watch
+    pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: ImageMatcher, cache: Cache, progress: Progress
 ) -> tuple[list[Features], list[Indices]]:
     """Keypoints of every photograph at which its pairs found something, and their matches in every pair.
 
     Some matchers find pixels on a grid in the first image and anywhere in the second. Which of two photographs comes
     first is drawn by lot, so that each has pixels on its own grid in about half of its pairs, and these share them.
     """
-    found = watch.each(_by_lot(pairs.tolist(), photos, matcher, cache), len(pairs), "matching")
+    found = progress.each(_by_lot(pairs.tolist(), photos, matcher, cache), len(pairs), "matching")
     ends = [
         End(frame, pixels, item.confidence)
         for pair, item in zip(pairs.tolist(), found, strict=True)

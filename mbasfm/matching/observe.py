@@ -29,7 +29,7 @@ from mbasfm.models.depth.flat import flat_depth
 from mbasfm.models.matchers.dinov2 import Dinov2
 from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
 from mbasfm.models.weights import looking_in
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.types.pairs import Keypoints
 from mbasfm.types.photos import DepthEstimate, Features, Photo
 
@@ -45,7 +45,7 @@ PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
 @dataclass(frozen=True)
-class Content:
+class Observations:
     """Everything that the models found in the photographs."""
 
     photos: tuple[Photo, ...]
@@ -63,47 +63,49 @@ class Content:
         return torch.tensor([depth.is_disparity for depth in self.depths])
 
 
-def infer(
+def observe(
     photos: tuple[Photo, ...],
     config: Config,
     cache: Cache,
-    watch: Watch,
+    progress: Progress,
     given_pairs: Int64[np.ndarray, "P 2"] | None = None,
-) -> Content:
+) -> Observations:
     """Run the models: features and depth of every photograph, matches of every pair that is given or worth it.
 
     ``first+second`` matches with the first; photographs that found few matches get those of the second as well.
     """
-    matchers = load_models("matcher", config, watch)
-    (depth_model,) = load_models("depth", config, watch)
-    warn_if_slow(photos, depth_model, cache, watch)
-    with watch.stage("depth"):
+    matchers = load_models("matcher", config, progress)
+    (depth_model,) = load_models("depth", config, progress)
+    warn_if_slow(photos, depth_model, cache, progress)
+    with progress.stage("depth"):
         estimates = estimate_depths(photos, depth_model, cache, config.min_depth_confidence)
-        found = list(watch.each(estimates, len(photos), "depth"))
-    depths = _with_flat(photos, found, watch)
+        found = list(progress.each(estimates, len(photos), "depth"))
+    depths = _with_flat(photos, found, progress)
 
     def choose(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], str]:
         if given_pairs is not None:
             return given_pairs, f"from {config.pairs}"
-        return _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, watch))
+        return _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, progress))
 
-    content = _match(photos, depths, matchers[0], choose, config, cache, watch)
+    observations = _match(photos, depths, matchers[0], choose, config, cache, progress)
     for matcher in matchers[1:]:
-        wanted = weak_frames(content)
+        wanted = weak_frames(observations)
         if wanted.any():
-            content = merge(content, _match(photos, depths, matcher, for_sake_of(wanted, choose), config, cache, watch))
-    return content
+            observations = merge(
+                observations, _match(photos, depths, matcher, for_sake_of(wanted, choose), config, cache, progress)
+            )
+    return observations
 
 
 def _with_flat(
-    photos: Sequence[Photo], found: Sequence[DepthEstimate | InputError], watch: Watch
+    photos: Sequence[Photo], found: Sequence[DepthEstimate | InputError], progress: Progress
 ) -> list[DepthEstimate]:
     """Depth of all photographs, flat where a model failed; raises the error if it failed for all."""
     wrong = {photo.name: item for photo, item in zip(photos, found, strict=True) if isinstance(item, InputError)}
     if wrong and len(wrong) == len(photos):
         raise next(iter(wrong.values()))
     for name, error in wrong.items():
-        watch.say(f"{name}: continuing without depth ({error})")
+        progress.say(f"{name}: continuing without depth ({error})")
     return [flat_depth() if isinstance(item, InputError) else item for item in found]
 
 
@@ -114,24 +116,24 @@ def _match(
     choose: ChoosePairs,
     config: Config,
     cache: Cache,
-    watch: Watch,
-) -> Content:
+    progress: Progress,
+) -> Observations:
     """Features and matches by one matcher, of the pairs that are chosen."""
     chooser = chooser_of(matcher)
-    with watch.stage("features") as facts:
-        described = list(watch.each(describe_photos(photos, chooser, cache), len(photos), "features"))
+    with progress.stage("features") as facts:
+        described = list(progress.each(describe_photos(photos, chooser, cache), len(photos), "features"))
         facts["mean"] = round(float(np.mean([len(item.features.pixels) for item in described])))
     features, colors = [item.features for item in described], [item.colors for item in described]
-    with watch.stage("pairs") as facts:
+    with progress.stage("pairs") as facts:
         pairs, why = choose(features, chooser)
         facts.update(pairs=len(pairs), why=why)
-    warn_if_pairs_are_slow(pairs, photos, matcher, cache, watch)
-    with watch.stage("matching") as facts:
+    warn_if_pairs_are_slow(pairs, photos, matcher, cache, progress)
+    with progress.stage("matching") as facts:
         if isinstance(matcher, ImageMatcher):
-            features, found = match_as_images(pairs, photos, matcher, cache, watch)
+            features, found = match_as_images(pairs, photos, matcher, cache, progress)
             colors = colors_of(photos, [item.pixels for item in features])
         else:
-            found = list(watch.each(match_pairs(pairs, features, photos, matcher, cache), len(pairs), "matching"))
+            found = list(progress.each(match_pairs(pairs, features, photos, matcher, cache), len(pairs), "matching"))
         usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
         matches = [
             indices[(confidence > config.min_confidence) & usable[i][indices[:, 0]] & usable[j][indices[:, 1]]]
@@ -144,7 +146,7 @@ def _match(
         for frame, item in enumerate(features)
         if len(item.pixels) < MANY_FEATURES and item.descriptors.shape[1]
     }
-    return Content(photos, depths, keypoints, colors, pairs, matches, few)
+    return Observations(photos, depths, keypoints, colors, pairs, matches, few)
 
 
 def for_sake_of(wanted: Bool[np.ndarray, " N"], choose: ChoosePairs) -> ChoosePairs:
@@ -157,21 +159,21 @@ def for_sake_of(wanted: Bool[np.ndarray, " N"], choose: ChoosePairs) -> ChoosePa
     return choose_some
 
 
-def weak_frames(content: Content) -> Bool[np.ndarray, " N"]:
+def weak_frames(observations: Observations) -> Bool[np.ndarray, " N"]:
     """Frames without two pairs with many matches (of two photographs: one), which would hold them in place."""
-    strong = content.pairs[[len(matches) >= MANY_MATCHES for matches in content.matches]]
-    enough = min(2, len(content.photos) - 1)
-    return np.bincount(strong.ravel(), minlength=len(content.photos)) < enough
+    strong = observations.pairs[[len(matches) >= MANY_MATCHES for matches in observations.matches]]
+    enough = min(2, len(observations.photos) - 1)
+    return np.bincount(strong.ravel(), minlength=len(observations.photos)) < enough
 
 
-def merge(first: Content, second: Content) -> Content:
+def merge(first: Observations, second: Observations) -> Observations:
     """Keypoints of both, one after the other; pairs in both have the matches of both."""
     offset = [len(points.pixels) for points in first.keypoints]
     matches = {(i, j): [found] for (i, j), found in zip(first.pairs.tolist(), first.matches, strict=True)}
     for (i, j), found in zip(second.pairs.tolist(), second.matches, strict=True):
         matches.setdefault((i, j), []).append(found + np.array([offset[i], offset[j]]))
     pairs = sorted(matches)
-    return Content(
+    return Observations(
         first.photos,
         first.depths,
         [a.join(b) for a, b in zip(first.keypoints, second.keypoints, strict=True)],
@@ -182,42 +184,42 @@ def merge(first: Content, second: Content) -> Content:
     )
 
 
-def load_models(kind: Kind, config: Common, watch: Watch) -> list[Any]:
+def load_models(kind: Kind, config: Common, progress: Progress) -> list[Any]:
     """The models that a setting stands for, joined by + if there are several."""
     spec: str = getattr(config, kind)
     with looking_in(config.weights, config.models_path):
         if spec == "auto":
-            spec, why = choose_auto(kind, watch.say)
-            watch.say(why)
+            spec, why = choose_auto(kind, progress.say)
+            progress.say(why)
         return [load_model(kind, part) for part in JOINT.split(spec)]
 
 
-def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, watch: Watch) -> None:
+def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, progress: Progress) -> None:
     """Tell the user how long a large network will take on the CPU, before it starts."""
     if hasattr(model, "cpu_seconds"):
         left = sum(not cache.has(depth_key(photo, model)) for photo in photos)
-        _announce(f"Depth from {model.name}", model.cpu_seconds, left, "photographs", watch)
+        _announce(f"Depth from {model.name}", model.cpu_seconds, left, "photographs", progress)
 
 
 def warn_if_pairs_are_slow(
-    pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: Any, cache: Cache, watch: Watch
+    pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: Any, cache: Cache, progress: Progress
 ) -> None:
     """Tell the user how long a network will take to match on the CPU, before it starts."""
     if hasattr(matcher, "cpu_seconds"):
         key = drawn_key if isinstance(matcher, ImageMatcher) else match_key
         left = sum(not cache.has(key(matcher, photos[i], photos[j])) for i, j in pairs.tolist())
-        _announce(f"Matching by {matcher.name}", matcher.cpu_seconds, left, "pairs", watch)
+        _announce(f"Matching by {matcher.name}", matcher.cpu_seconds, left, "pairs", progress)
 
 
-def _announce(what: str, each_s: float, count: int, things: str, watch: Watch) -> None:
+def _announce(what: str, each_s: float, count: int, things: str, progress: Progress) -> None:
     if each_s * count > LONG_S:
-        watch.say(
+        progress.say(
             f"{what} takes about {each_s * count / 60:.0f} min for {count} {things} on the CPU"
             f" ({each_s:.3g} s each on two cores); a GPU takes a small part of that. What is done is kept."
         )
 
 
-def looks_of(photos: Sequence[Photo], config: Common, cache: Cache, watch: Watch) -> Looks | None:
+def looks_of(photos: Sequence[Photo], config: Common, cache: Cache, progress: Progress) -> Looks | None:
     """How photographs are compared by a network, if its weights are on this machine."""
     with looking_in(config.weights, config.models_path):
         folder = Dinov2.find()
@@ -226,7 +228,7 @@ def looks_of(photos: Sequence[Photo], config: Common, cache: Cache, watch: Watch
 
     def vectors() -> Float32[np.ndarray, "N D"]:
         found = photo_vectors(photos, Dinov2(folder), cache)
-        return np.stack(list(watch.each(found, len(photos), "looks")))
+        return np.stack(list(progress.each(found, len(photos), "looks")))
 
     return Looks(Dinov2.name, vectors)
 

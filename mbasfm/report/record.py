@@ -13,7 +13,7 @@ from torch import Tensor
 from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.adjust.problem import Step
 from mbasfm.config import stages_of
-from mbasfm.matching.observe import Content
+from mbasfm.matching.observe import Observations
 from mbasfm.objective.distribution import Binning, count_bins
 from mbasfm.objective.isotropic import isotropic
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
@@ -22,7 +22,7 @@ from mbasfm.report.pictures import color_depth, jpeg_text
 from mbasfm.scene.depth_fit import says_something
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.sfm.outcome import Run
-from mbasfm.sfm.starting_intrinsics import Start
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate
@@ -41,11 +41,11 @@ def record(run: Run, result: Reconstruction) -> dict[str, Any]:
     return {
         "source": str(run.source.resolve()),
         "settings": asdict(run.config),
-        "cameras": camera_rows(run.content, run.start, result.cameras),
-        "pairs": pair_columns(run.content, run.verified, result),
+        "cameras": camera_rows(run.observations, run.start, result.cameras),
+        "pairs": pair_columns(run.observations, run.verified, result),
         "residuals": residual_record(run, result.models),
         "steps": step_columns(run.placed.adjustment.steps if run.placed is not None else ()),
-        "depth_pictures": [_depth_picture(depth) for depth in run.content.depths],
+        "depth_pictures": [_depth_picture(depth) for depth in run.observations.depths],
     }
 
 
@@ -125,9 +125,13 @@ def step_columns(steps: Sequence[tuple[str, Step]]) -> dict[str, list[Any]]:
     }
 
 
-def pair_columns(content: Content, verified: Sequence[TwoView], result: Reconstruction) -> dict[str, list[int]]:
+def pair_columns(
+    observations: Observations, verified: Sequence[TwoView], result: Reconstruction
+) -> dict[str, list[int]]:
     """Matches, verified inliers and whether the pair is an edge of the final graph (0 or 1), by columns."""
-    matches = {(i, j): len(m) for (i, j), m in zip(content.pairs.tolist(), content.matches, strict=True) if len(m)}
+    matches = {
+        (i, j): len(m) for (i, j), m in zip(observations.pairs.tolist(), observations.matches, strict=True) if len(m)
+    }
     inliers = {(view.i, view.j): view.num_inliers for view in verified}
     used = {(min(edge), max(edge)) for edge in result.graph.edges.tolist()}
     pairs = sorted(sorted(matches, key=lambda pair: (-matches[pair], pair))[:MAX_PAIRS])
@@ -140,7 +144,7 @@ def pair_columns(content: Content, verified: Sequence[TwoView], result: Reconstr
     }
 
 
-def camera_rows(content: Content, start: Start, cameras: Cameras) -> list[dict[str, Any]]:
+def camera_rows(observations: Observations, start: StartIntrinsics, cameras: Cameras) -> list[dict[str, Any]]:
     """Size and focal length of each camera, and where its focal length came from."""
     rows = []
     group = start.intrinsics.group
@@ -154,7 +158,7 @@ def camera_rows(content: Content, start: Start, cameras: Cameras) -> list[dict[s
         elif bool(start.is_init[frames[0]]):
             source = "model to start from"
         else:
-            source = "depth model" if any(content.depths[frame].focal_px for frame in frames) else "search"
+            source = "depth model" if any(observations.depths[frame].focal_px for frame in frames) else "search"
         rows.append(
             {
                 "images": len(frames),

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
 
 Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 15.0
 """Seconds between two lines of progress in a log."""
 
 
-class Watch:
+class Progress:
     """Records stages; shows them on a console if there is one, in every detail if asked to."""
 
     def __init__(self, console: Console | None = None, verbose: bool = False):
@@ -52,8 +53,8 @@ class Watch:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self._console, transient=True) as progress:
-            yield from progress.track(items, total=total, description=what)
+        with ProgressBar(*columns, console=self._console, transient=True) as bar:
+            yield from bar.track(items, total=total, description=what)
 
     def _each_with_lines(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         assert self._console is not None

@@ -147,7 +147,7 @@ def view_of(image: pycolmap.Image, camera: pycolmap.Camera) -> View:
     )
 
 
-def observations(model: pycolmap.Reconstruction, image: pycolmap.Image) -> tuple[np.ndarray, np.ndarray]:
+def points_seen(model: pycolmap.Reconstruction, image: pycolmap.Image) -> tuple[np.ndarray, np.ndarray]:
     """Pixels of an image that show points, and those points in the world."""
     seen: Sequence[pycolmap.Point2D] = [point for point in image.points2D if point.has_point3D()]
     pixels = np.array([point.xy for point in seen]).reshape(-1, 2)

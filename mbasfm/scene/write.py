@@ -13,13 +13,13 @@ from mbasfm.errors import InputError
 from mbasfm.geometry.raster import values_at
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.masks import read_mask
-from mbasfm.matching.observe import Content
+from mbasfm.matching.observe import Observations
 from mbasfm.runtime.parallel import in_parallel
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.scene.depth_fit import DepthFit, fit_depth, says_something
 from mbasfm.scene.depth_maps import write_depth
 from mbasfm.scene.export import KINDS, export_scene, original_cameras, write_images
-from mbasfm.scene.folder import Scene, observations, read_scenes
+from mbasfm.scene.folder import Scene, points_seen, read_scenes
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.scene.undistort import is_distorted, undistort_map
 from mbasfm.types.cameras import Cameras
@@ -27,18 +27,18 @@ from mbasfm.types.photos import DepthEstimate
 from mbasfm.types.scene import View
 
 
-def write_scene(result: Reconstruction, content: Content, folder: Path, watch: Watch) -> None:
+def write_scene(result: Reconstruction, observations: Observations, folder: Path, progress: Progress) -> None:
     """Write the whole scene folder, the report last; files of an older result are removed."""
-    with watch.stage("export") as facts:
-        originals = {photo.name: photo.path for photo in content.photos}
+    with progress.stage("export") as facts:
+        originals = {photo.name: photo.path for photo in observations.photos}
         own = {path.resolve() for path in originals.values()}
         _remove_older(folder, own)
         result.save_models(folder)
         images, maps, masks = [], [], []
         for scene in read_scenes(folder) if result.models else ():
             images += write_images(scene, {view.name: originals[view.name] for view in scene.views})
-            maps += _write_depths(scene, result, content)
-            masks += _write_masks(scene, content)
+            maps += _write_depths(scene, result, observations)
+            masks += _write_masks(scene, observations)
         written = export_scene(folder, [kind for kind in KINDS if kind != "images"]) if result.models else {}
         images = [path for path in images if path.resolve() not in own]  # those used in place are not ours to remove
         written["images"] = [path.relative_to(folder).as_posix() for path in images]
@@ -62,14 +62,14 @@ def _remove_older(folder: Path, own: Collection[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _write_masks(scene: Scene, content: Content) -> list[Path]:
+def _write_masks(scene: Scene, observations: Observations) -> list[Path]:
     """Write masks for all photographs as soon as one has a mask: nerfstudio wants all or none."""
-    if not any(content.photos[view.number].mask is not None for view in scene.views):
+    if not any(observations.photos[view.number].mask is not None for view in scene.views):
         return []
     cameras, model = original_cameras(scene), read_model(scene.model)
 
     def write(view: View) -> Path:
-        counts = read_mask(content.photos[view.number]).astype(np.uint8) * 255
+        counts = read_mask(observations.photos[view.number]).astype(np.uint8) * 255
         values = np.asarray(cv2.resize(counts, view.size, interpolation=cv2.INTER_NEAREST_EXACT), dtype=np.float32)
         camera = cameras[view.name]
         if is_distorted(camera):
@@ -83,17 +83,17 @@ def _write_masks(scene: Scene, content: Content) -> list[Path]:
     return list(in_parallel(write, scene.views))
 
 
-def _write_depths(scene: Scene, result: Reconstruction, content: Content) -> list[Path]:
+def _write_depths(scene: Scene, result: Reconstruction, observations: Observations) -> list[Path]:
     """Write aligned depth of all photographs whose map is not constant, and its misfit into the report."""
     model, cameras = read_model(scene.model), original_cameras(scene)
 
     def write(view: View) -> tuple[Path, float] | None:
-        estimate = content.depths[view.number]
+        estimate = observations.depths[view.number]
         if not says_something(estimate.values):
             return None
         image = model.images[view.number + 1]
         raw = _straight(estimate, cameras[view.name], model.cameras[image.camera_id])
-        pixels, points = observations(model, image)
+        pixels, points = points_seen(model, image)
         _, depth = view.project(points)
         adjusted = _adjusted(result.cameras, view.number)
         fit, error = fit_depth(values_at(raw, (pixels / view.size).astype(np.float32)), depth, adjusted)

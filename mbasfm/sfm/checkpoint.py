@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mbasfm.adjust.adam import AdamDescent
-from mbasfm.adjust.adjust import Progress
+from mbasfm.adjust.adjust import Checkpoint
 from mbasfm.adjust.levenberg_marquardt import Descent
 from mbasfm.adjust.pose_priors import PosePriors
 from mbasfm.adjust.problem import Step
@@ -29,7 +29,7 @@ FORMAT = 1
 SECONDS_BETWEEN = 10.0
 """So much work a kill may cost; a shorter adjustment leaves no file."""
 CONTENT: list[Any] = [
-    Progress,
+    Checkpoint,
     Descent,
     AdamDescent,
     Step,
@@ -43,7 +43,7 @@ torch.serialization.add_safe_globals(CONTENT)
 
 
 class FileJournal:
-    """Progress of one adjustment in one file; without a path nothing is kept."""
+    """Checkpoint of one adjustment in one file; without a path nothing is kept."""
 
     def __init__(self, path: Path | None, cameras: Cameras, samples: SampleSource, *others: object):
         """What adjustment starts from is all that its progress depends on; progress from elsewhere is of no use."""
@@ -51,29 +51,29 @@ class FileJournal:
         self._digest = ""
         self._last_time = time.monotonic()
 
-    def last(self) -> Progress | None:
-        """Progress of an earlier run from the same start, if there is any."""
+    def last(self) -> Checkpoint | None:
+        """Checkpoint of an earlier run from the same start, if there is any."""
         return from_main(self._read)
 
-    def keep(self, progress: Progress) -> None:
+    def keep(self, checkpoint: Checkpoint) -> None:
         """Write, if it is time to."""
         if self._path is None or not is_main() or time.monotonic() - self._last_time < SECONDS_BETWEEN:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_name(f"{self._path.name}.part")
-        torch.save((self._own_digest(), progress), temporary)
+        torch.save((self._own_digest(), checkpoint), temporary)
         os.replace(temporary, self._path)
         self._last_time = time.monotonic()
 
-    def _read(self) -> Progress | None:
+    def _read(self) -> Checkpoint | None:
         if self._path is None or not self._path.is_file():
             return None
         try:
             with torch.serialization.safe_globals(_statistics_types()):
-                digest, progress = torch.load(self._path, weights_only=True)
+                digest, checkpoint = torch.load(self._path, weights_only=True)
         except Exception:  # damaged in whatever way: as if there were none
             return None
-        return progress if digest == self._own_digest() else None
+        return checkpoint if digest == self._own_digest() else None
 
     def _own_digest(self) -> str:
         """Made when it is first needed: samples may be many."""

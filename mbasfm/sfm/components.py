@@ -11,16 +11,16 @@ from jaxtyping import Int64
 from mbasfm.adjust.adjust import Adjustment
 from mbasfm.adjust.pose_priors import PosePriors, anchor
 from mbasfm.config import BENT, Config
-from mbasfm.matching.observe import Content
+from mbasfm.matching.observe import Observations
 from mbasfm.polish.colmap_mapper import Freedom
 from mbasfm.polish.guided_matching import match_along_lines
 from mbasfm.polish.place_by_points import Second, place_by_points
 from mbasfm.polish.polish import Polished, PolishSettings, polish, triangulate
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.scene.reconstruction import Reconstruction, color_points
 from mbasfm.sfm.outcome import find_reasons, has_parallax, image_rows
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
-from mbasfm.sfm.starting_intrinsics import Start, lenses_of
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics, lenses_of
 from mbasfm.types.cameras import Cameras, Frames
 from mbasfm.types.pairs import TwoView
 
@@ -29,80 +29,82 @@ MANY_SHARE = 4
 
 
 def finish(
-    content: Content,
-    start: Start,
+    observations: Observations,
+    start: StartIntrinsics,
     views: Sequence[TwoView],
     adjustment: Adjustment | None,
     priors: PosePriors | None,
     config: Config,
-    watch: Watch,
+    progress: Progress,
 ) -> Reconstruction:
     """Polish every component, give left-out frames a second chance, and say what became of every photograph."""
-    count = len(content.photos)
+    count = len(observations.photos)
     reasons = find_reasons(count, views, adjustment)
     kept = [view for view in views if not reasons[view.i] and not reasons[view.j]]
     if adjustment is not None and priors is not None:
         adjustment = anchored(adjustment, torch.from_numpy(find_components(kept, count)), priors)
-    cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, content)
-    with watch.stage("polish") as facts:
-        finished, cameras = _finish_components(content, start, kept, cameras, priors, config)
+    cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, observations)
+    with progress.stage("polish") as facts:
+        finished, cameras = _finish_components(observations, start, kept, cameras, priors, config)
         facts["components"] = [_component_facts(item) for item in finished]
-    with watch.stage("retry") as facts:
-        added, cameras = _second_chances(content, finished, cameras)
+    with progress.stage("retry") as facts:
+        added, cameras = _second_chances(observations, finished, cameras)
         facts["placed"] = len({second.frame for second in added})
-        more = _more_views(content, kept, added, cameras, config) if config.polish or added else kept
+        more = _more_views(observations, kept, added, cameras, config) if config.polish or added else kept
         facts["matches"] = sum(view.num_inliers for view in more) - sum(view.num_inliers for view in kept)
         if facts["matches"] or added:
             kept = more
-            finished, cameras = _finish_components(content, start, kept, cameras, priors, config)
+            finished, cameras = _finish_components(observations, start, kept, cameras, priors, config)
             facts["components"] = [_component_facts(item) for item in finished]
     for item in finished:
-        color_points(item.model, content.colors)
+        color_points(item.model, observations.colors)
     component = find_components(kept, count)
-    frames = Frames(tuple(photo.name for photo in content.photos), start.intrinsics.sizes, start.intrinsics.group)
+    frames = Frames(tuple(photo.name for photo in observations.photos), start.intrinsics.sizes, start.intrinsics.group)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
-    report = {"images": image_rows(content, component, reasons, adjustment)}
-    _tell(report["images"], len(finished), watch)
+    report = {"images": image_rows(observations, component, reasons, adjustment)}
+    _tell(report["images"], len(finished), progress)
     models = tuple(item.model for item in finished)
     return Reconstruction(frames, pose_graph(kept), cameras, registered, numbers, models, report)
 
 
-def _tell(rows: Sequence[dict[str, Any]], num_components: int, watch: Watch) -> None:
+def _tell(rows: Sequence[dict[str, Any]], num_components: int, progress: Progress) -> None:
     """What somebody should know who does not look at the report."""
     if num_components > 1:
-        watch.say(
+        progress.say(
             f"The photographs fall into {num_components} groups that nothing connects: sparse/0, the largest, to"
             f" sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
         )
     for number in range(num_components):
         members = [row for row in rows if row["component"] == number]
         if not has_parallax(members):
-            watch.say(
+            progress.say(
                 f"There is no parallax in component {number}: the camera turned but did not move. Directions of its"
                 f" {len(members)} cameras can be trusted, distances and points cannot."
             )
 
 
 def _finish_components(
-    content: Content,
-    start: Start,
+    observations: Observations,
+    start: StartIntrinsics,
     views: Sequence[TwoView],
     cameras: Cameras,
     priors: PosePriors | None,
     config: Config,
 ) -> tuple[list[Polished], Cameras]:
     """Polish all components, largest first."""
-    component = find_components(views, len(content.photos))
+    component = find_components(views, len(observations.photos))
     finished: list[Polished] = []
     for number in range(int(component.max(initial=-1)) + 1):
         frames = np.flatnonzero(component == number).tolist()
         mine = None if priors is None else priors.of(torch.from_numpy(component == number))
-        finished.append(_finish_component(content, views, cameras, frames, _settings(start, frames, mine, config)))
+        finished.append(_finish_component(observations, views, cameras, frames, _settings(start, frames, mine, config)))
         cameras = finished[-1].cameras
     return finished, cameras
 
 
-def _settings(start: Start, frames: list[int], priors: PosePriors | None, config: Config) -> PolishSettings | None:
+def _settings(
+    start: StartIntrinsics, frames: list[int], priors: PosePriors | None, config: Config
+) -> PolishSettings | None:
     """How to polish a component; None if that is switched off."""
     known = bool(start.is_known[frames].all())
     shared = bool((torch.bincount(start.intrinsics.group)[start.intrinsics.group[frames]] >= MANY_SHARE).all())
@@ -113,16 +115,16 @@ def _settings(start: Start, frames: list[int], priors: PosePriors | None, config
 
 
 def _finish_component(
-    content: Content,
+    observations: Observations,
     views: Sequence[TwoView],
     cameras: Cameras,
     frames: list[int],
     settings: PolishSettings | None,
 ) -> Polished:
-    names = [photo.name for photo in content.photos]
+    names = [photo.name for photo in observations.photos]
     if settings is not None:
-        return polish(names, frames, cameras, views, content.keypoints, settings)
-    model = triangulate(names, frames, cameras, views, content.keypoints)
+        return polish(names, frames, cameras, views, observations.keypoints, settings)
+    model = triangulate(names, frames, cameras, views, observations.keypoints)
     return Polished(model, cameras, False, "switched off", (float("nan"), float("nan")))
 
 
@@ -134,15 +136,17 @@ def anchored(adjustment: Adjustment, component: Int64[torch.Tensor, " N"], prior
     return replace(adjustment, cameras=cameras, pose_covariance=covariance)
 
 
-def _second_chances(content: Content, finished: Sequence[Polished], cameras: Cameras) -> tuple[list[Second], Cameras]:
+def _second_chances(
+    observations: Observations, finished: Sequence[Polished], cameras: Cameras
+) -> tuple[list[Second], Cameras]:
     """Frames that all their matches together can place in a component."""
     placed = {image_id - 1 for item in finished for image_id in item.model.images}
     lenses, pose = lenses_of(cameras.intrinsics), cameras.cam_from_world.clone()
     added = []
-    for frame in sorted(set(range(len(content.photos))) - placed):
-        matches = _matches_of(content, frame)
+    for frame in sorted(set(range(len(observations.photos))) - placed):
+        matches = _matches_of(observations, frame)
         for item in finished:
-            second = place_by_points(frame, item.model, matches, content.keypoints, lenses)
+            second = place_by_points(frame, item.model, matches, observations.keypoints, lenses)
             if second is not None:
                 added.append(second)
                 pose[frame] = torch.from_numpy(second.cam_from_world)
@@ -151,19 +155,21 @@ def _second_chances(content: Content, finished: Sequence[Polished], cameras: Cam
 
 
 def _more_views(
-    content: Content, kept: Sequence[TwoView], added: Sequence[Second], cameras: Cameras, config: Config
+    observations: Observations, kept: Sequence[TwoView], added: Sequence[Second], cameras: Cameras, config: Config
 ) -> list[TwoView]:
     """The pairs, those of frames that were added, and what is found along the epipolar lines of all."""
     views = [*kept, *(view for second in added for view in second.views)]
-    return match_along_lines(views, cameras, content.keypoints, content.descriptors, config.max_error_px)
+    return match_along_lines(views, cameras, observations.keypoints, observations.descriptors, config.max_error_px)
 
 
-def _matches_of(content: Content, frame: int) -> dict[int, Int64[np.ndarray, "M 2"]]:
+def _matches_of(observations: Observations, frame: int) -> dict[int, Int64[np.ndarray, "M 2"]]:
     """All matches of a frame as (own keypoint, other's keypoint), by the other frame."""
     found = {}
-    for number in np.flatnonzero((content.pairs == frame).any(1)).tolist():
-        i, j = content.pairs[number].tolist()
-        found[j if frame == i else i] = content.matches[number] if frame == i else content.matches[number][:, ::-1]
+    for number in np.flatnonzero((observations.pairs == frame).any(1)).tolist():
+        i, j = observations.pairs[number].tolist()
+        found[j if frame == i else i] = (
+            observations.matches[number] if frame == i else observations.matches[number][:, ::-1]
+        )
     return found
 
 
@@ -180,7 +186,7 @@ def _component_facts(item: Polished) -> dict[str, Any]:
     }
 
 
-def _no_cameras(start: Start, content: Content) -> Cameras:
-    count = len(content.photos)
+def _no_cameras(start: StartIntrinsics, observations: Observations) -> Cameras:
+    count = len(observations.photos)
     pose = torch.eye(4, dtype=torch.float64)[:3].repeat(count, 1, 1)
-    return Cameras.with_depth_as_given(pose, start.intrinsics, content.is_disparity)
+    return Cameras.with_depth_as_given(pose, start.intrinsics, observations.is_disparity)

@@ -10,9 +10,9 @@ from jaxtyping import Int64
 
 from mbasfm.adjust.adjust import Adjustment
 from mbasfm.config import Config
-from mbasfm.matching.observe import Content
+from mbasfm.matching.observe import Observations
 from mbasfm.scene.reconstruction import spread_of
-from mbasfm.sfm.starting_intrinsics import Start
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.samples import SampleSource
@@ -36,11 +36,14 @@ def find_reasons(count: int, views: Sequence[TwoView], adjustment: Adjustment | 
 
 
 def image_rows(
-    content: Content, component: Int64[np.ndarray, " N"], reasons: Sequence[str], adjustment: Adjustment | None
+    observations: Observations,
+    component: Int64[np.ndarray, " N"],
+    reasons: Sequence[str],
+    adjustment: Adjustment | None,
 ) -> list[dict[str, Any]]:
     """What the report says about every photograph."""
     rows = []
-    for frame, photo in enumerate(content.photos):
+    for frame, photo in enumerate(observations.photos):
         row: dict[str, Any] = {
             "name": photo.name,
             "source": str(photo.path.absolute()),
@@ -73,8 +76,8 @@ class Run:
     source: Path
     """Folder or list file of the photographs."""
     config: Config
-    content: Content
-    start: Start
+    observations: Observations
+    start: StartIntrinsics
     verified: Sequence[TwoView]
     """Pairs that agree with one relative pose, before the graph was chosen."""
     placed: Placed | None

@@ -16,7 +16,7 @@ import numpy as np
 from mbasfm.config import Config
 from mbasfm.errors import ConfigError
 from mbasfm.runtime.distributed import from_main, is_main, wait_for_all
-from mbasfm.runtime.progress import Watch, present_memory_mb
+from mbasfm.runtime.progress import Progress, present_memory_mb
 from mbasfm.sfm.pairs.pose_graph import strongest_pairs
 from mbasfm.sfm.sample_store import create_samples, open_samples
 from mbasfm.sfm.sampling import draw_into, draw_samples
@@ -124,7 +124,7 @@ class Stock:
 
 
 def within_budget(
-    views: list[TwoView], num_frames: int, config: Config, folder: Path | None, watch: Watch
+    views: list[TwoView], num_frames: int, config: Config, folder: Path | None, progress: Progress
 ) -> tuple[list[TwoView], Stock]:
     """Of the pairs those that fit into memory, and where to put their samples."""
     degree = int(np.bincount([end for view in views for end in (view.i, view.j)], minlength=1).max())
@@ -136,5 +136,5 @@ def within_budget(
     if plan.pairs_per_frame < degree:
         views = strongest_pairs(views, num_frames, plan.pairs_per_frame)
     if budget is not None:
-        watch.say(f"for {config.max_memory_gb:g} GB: {plan.sentence(len(views))}")
+        progress.say(f"for {config.max_memory_gb:g} GB: {plan.sentence(len(views))}")
     return views, Stock(plan, folder)

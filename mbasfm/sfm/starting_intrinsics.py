@@ -21,7 +21,7 @@ NEARLY_SQUARE = 0.01
 
 
 @dataclass(frozen=True)
-class Start:
+class StartIntrinsics:
     """Intrinsics before adjustment, and where they come from."""
 
     intrinsics: Intrinsics
@@ -48,7 +48,7 @@ def known_intrinsics(
     grouping: Grouping,
     lens: LensKind = "auto",
     depths: Sequence[DepthEstimate] = (),
-) -> Start:
+) -> StartIntrinsics:
     """Intrinsics from the user, else from the model to start from, else from point maps, else from the metadata.
 
     Only the user's are held. Frames of one camera have the median of what is said about them; where nothing is, the
@@ -67,7 +67,7 @@ def known_intrinsics(
             _set(intrinsics, index, held.get(photo.name) or rough[photo.name])
     is_init = _share(intrinsics, is_init)
     is_exif = torch.from_numpy(np.isnan(seen) & ~np.isnan(exif)) & ~is_held & ~is_init
-    return Start(intrinsics, is_held, is_exif, is_init)
+    return StartIntrinsics(intrinsics, is_held, is_exif, is_init)
 
 
 def _set(intrinsics: Intrinsics, index: int, camera: KnownCamera) -> None:
@@ -125,7 +125,7 @@ def lenses_of(intrinsics: Intrinsics) -> list[Lens]:
     return [replace(lens, is_fisheye=f) for lens, f in zip(lenses, intrinsics.fisheye.tolist(), strict=True)]
 
 
-def with_searched_focal(start: Start, views: Sequence[TwoView]) -> Start:
+def with_searched_focal(start: StartIntrinsics, views: Sequence[TwoView]) -> StartIntrinsics:
     """Fill in the focal lengths that are still unknown."""
     old = start.intrinsics
     focal, _ = search_focal(views, old.sizes.numpy(), old.group.numpy(), old.focal[:, 0].numpy())

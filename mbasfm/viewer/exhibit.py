@@ -16,7 +16,7 @@ from mbasfm.report.verdict import Verdict, judge
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.depth_fit import depth_edges
 from mbasfm.scene.depth_maps import read_depth
-from mbasfm.scene.folder import Scene, observations, read_scenes
+from mbasfm.scene.folder import Scene, points_seen, read_scenes
 from mbasfm.scene.framing import Upright, frustum_size, stand_up
 from mbasfm.scene.fuse import MAX_JUMP
 from mbasfm.scene.ply import read_ply
@@ -195,7 +195,7 @@ def _links(
 def _errors_px(scene: Scene) -> tuple[Float64[np.ndarray, " _"], ...]:
     model, errors = read_model(scene.model), []
     for view in scene.views:
-        pixels, points = observations(model, model.images[view.number + 1])
+        pixels, points = points_seen(model, model.images[view.number + 1])
         errors.append(np.linalg.norm(view.project(points)[0] - pixels, axis=1))
     return tuple(errors)
 

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from mbasfm.bench.jobs import Job
 from mbasfm.io.text_files import write_text
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ MAPPING_STAGES = ("adjust", "depth check", "polish", "retry", "map", "register")
 """Stages from first poses to the end."""
 
 
-def stage_seconds(watch: Watch, job: Job, cache: Path | None) -> dict[str, float]:
+def stage_seconds(progress: Progress, job: Job, cache: Path | None) -> dict[str, float]:
     """Seconds by stage; those before mapping are the longest that any run took, if the cache is given.
 
     Later runs find their results in the cache, and should not seem faster for that.
     """
     seconds: dict[str, float] = {}
-    for stage in watch.stages:  # a second matcher has stages of the same name
+    for stage in progress.stages:  # a second matcher has stages of the same name
         seconds[stage["name"]] = seconds.get(stage["name"], 0.0) + stage["seconds"]
     if cache is None:
         return seconds

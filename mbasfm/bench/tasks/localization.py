@@ -31,7 +31,7 @@ from mbasfm.localization.map_source import POSE_FILES, read_map
 from mbasfm.localization.match_queries import match_queries
 from mbasfm.localization.prepared_map import triangulate_map
 from mbasfm.localize import Map
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
 from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import Lens
@@ -53,11 +53,11 @@ class Assignment:
     photos: tuple[Photo, ...]
     config: LocalizeConfig
     cache: Path
-    watch: Watch
+    progress: Progress
 
     def load_map(self) -> Map:
         """The map, prepared now or found in the cache."""
-        return Map.load(self.map, self.config, self.cache, watch=self.watch)
+        return Map.load(self.map, self.config, self.cache, progress=self.progress)
 
 
 Found = tuple[Poses, dict[str, float]]
@@ -96,9 +96,9 @@ class Relocalization:
         _write_map(work / "map", scene.map)
         if wants_sensor:
             (work / "map" / "depth").symlink_to(_depth_folder(scene.map, cache).resolve())
-        watch = Watch()
-        poses, more = METHODS[job.method](Assignment(work / "map", photos, config, cache / "ours", watch))
-        return _outcome(job, queries, poses, stage_seconds(watch, job, cache), more)
+        progress = Progress()
+        poses, more = METHODS[job.method](Assignment(work / "map", photos, config, cache / "ours", progress))
+        return _outcome(job, queries, poses, stage_seconds(progress, job, cache), more)
 
     def failed(self, job: Job) -> Outcome:
         """Outcome in which no query has a pose."""
@@ -170,7 +170,7 @@ def run_ours(assignment: Assignment, independent: bool) -> Found:
     """All queries together, or each as if there were no others; features and matches may come from the cache."""
     chart = assignment.load_map()
     chart = replace(chart, config=replace(chart.config, independent=independent))
-    located = chart.localize_photos(assignment.photos, chart.cache, assignment.watch).queries
+    located = chart.localize_photos(assignment.photos, chart.cache, assignment.progress).queries
     return {query.name: query.cam_from_world for query in located if query.cam_from_world is not None}, {}
 
 
@@ -179,7 +179,7 @@ def run_resident(assignment: Assignment) -> Found:
     chart = assignment.load_map()
     poses: Poses = {}
     seconds = []
-    with assignment.watch.stage("localize"):
+    with assignment.progress.stage("localize"):
         for photo in assignment.photos:
             begin = time.perf_counter()
             located = chart.localize(photo.path)
@@ -195,7 +195,7 @@ def run_resident(assignment: Assignment) -> Found:
 
 def run_classical(assignment: Assignment, triangulated: bool, threshold_px: float) -> Found:
     """Poses by points from triangulation or depth, with the same features and matches as ours."""
-    chart, watch, photos = assignment.load_map(), assignment.watch, assignment.photos
+    chart, progress, photos = assignment.load_map(), assignment.progress, assignment.photos
     prepared, config = chart.prepared, assignment.config
     given = cameras_alone(photos, config)
     lenses = lenses_of(known_intrinsics(photos, given, config.intrinsics).intrinsics)
@@ -203,15 +203,15 @@ def run_classical(assignment: Assignment, triangulated: bool, threshold_px: floa
     if unknown:
         raise InputError(f"{unknown[0]}: no intrinsics, which the classical pipeline needs; use intrinsics = known")
     store = Cache(assignment.cache)
-    with watch.stage("matching"):
+    with progress.stage("matching"):
         queries = match_queries(prepared, photos, lenses, assignment.config, store)
         sightings = [query.sightings(prepared) for query in queries]
     if triangulated:
-        with watch.stage("map points"):
+        with progress.stage("map points"):
             source = read_map(assignment.map)
-            model = triangulate_map(source, prepared.cameras, prepared.indexes[0], config, store, Watch())
+            model = triangulate_map(source, prepared.cameras, prepared.indexes[0], config, store, Progress())
         sightings = [_with_points_of(model, item) for item in sightings]
-    with watch.stage("register"):
+    with progress.stage("register"):
         poses = [_classical_pose(*item, threshold_px) for item in zip(sightings, lenses, strict=True)]
     return {photo.name: pose for photo, pose in zip(photos, poses, strict=True) if pose is not None}, {}
 

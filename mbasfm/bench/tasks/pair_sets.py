@@ -22,7 +22,7 @@ from mbasfm.matching.image_matching import pixel_matches
 from mbasfm.matching.inference import describe_photos, match_pairs
 from mbasfm.matching.observe import MANY_MATCHES, load_models
 from mbasfm.models.base import ImageMatcher
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE
 from mbasfm.types.photos import Photo
 
@@ -126,7 +126,7 @@ def _matches(photos: Sequence[Photo], ends: np.ndarray, matcher: str, cache: Cac
     """Matched pixels of every pair; pairs with few get a second matcher's too, as in a run with two photographs."""
     found: list[list[np.ndarray]] = [[] for _ in ends]
     wanted = np.arange(len(ends))
-    for model in load_models("matcher", Config(matcher=matcher), Watch()):
+    for model in load_models("matcher", Config(matcher=matcher), Progress()):
         for row, both in zip(wanted, _matched_pixels(photos, ends[wanted], model, cache), strict=True):
             found[row].append(np.concatenate(both, 1).astype(np.float64))
         wanted = np.array([row for row in wanted if sum(map(len, found[row])) < MANY_MATCHES], dtype=np.int64)

@@ -24,7 +24,7 @@ from mbasfm.evaluation.protocols import find_protocol
 from mbasfm.evaluation.score_files import score_poses
 from mbasfm.io.names import join_names
 from mbasfm.reconstruct import reconstruct
-from mbasfm.runtime.progress import Watch
+from mbasfm.runtime.progress import Progress
 
 Poses = dict[str, Float64[np.ndarray, "3 4"]]
 COLMAP, OF_COLMAPS_PAIRS = "colmap", " of COLMAP's pairs"
@@ -118,8 +118,8 @@ def run_ours(assignment: Assignment) -> tuple[Poses, dict[str, float]]:
         settings["cameras"] = str(path)
     source = assignment.work / "list.txt"
     source.write_text("".join(f"{path}\n" for path in assignment.paths))
-    watch = Watch()
-    result = reconstruct(source, None, Config(**settings), cache=assignment.cache / "ours", watch=watch)
+    progress = Progress()
+    result = reconstruct(source, None, Config(**settings), cache=assignment.cache / "ours", progress=progress)
     entry_of = join_names(result.frames.names, assignment.paths).entry_of
     row_of = {name: row for row, name in enumerate(result.frames.names)}
     poses: Poses = {}
@@ -128,7 +128,7 @@ def run_ours(assignment: Assignment) -> tuple[Poses, dict[str, float]]:
         if row is not None and int(result.component[row]) == 0:
             poses[name] = result.cameras.cam_from_world[row].double().numpy()
     is_whole = not job.names and not job.strangers
-    return poses, stage_seconds(watch, job, assignment.cache if is_whole else None)
+    return poses, stage_seconds(progress, job, assignment.cache if is_whole else None)
 
 
 def run_colmap(assignment: Assignment, mapper: str) -> tuple[Poses, dict[str, float]]:

@@ -8,9 +8,9 @@ from jaxtyping import Bool
 
 from mbasfm.config import Config
 from mbasfm.estimators.two_view import verify
-from mbasfm.matching.observe import Content
+from mbasfm.matching.observe import Observations
 from mbasfm.runtime.parallel import in_parallel
-from mbasfm.sfm.starting_intrinsics import Start, lenses_of
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics, lenses_of
 from mbasfm.types.cameras import Intrinsics
 
 MANY_PAIRS = 8
@@ -23,23 +23,23 @@ LENS_ROUNDS = {
 LAST_ROUNDS = (((0.94, 1.0, 1.06), (0.0,)), ((1.0,), (-0.03, 0.0, 0.03)))
 
 
-def search_lens(content: Content, start: Start, config: Config) -> Start:
+def search_lens(observations: Observations, start: StartIntrinsics, config: Config) -> StartIntrinsics:
     """The focal length and k1 under which the strongest pairs have most inliers, the same for all that are not given.
 
     A straight pinhole loses the matches near the border of a lens that bends, and with them what would tell the bend.
     """
     free = ~start.is_known
-    order = np.argsort([-len(found) for found in content.matches], kind="stable")
-    chosen = [n for n in order.tolist() if bool(free[content.pairs[n]].any())][:MANY_PAIRS]
-    pixels = [points.pixels.astype(np.float64) for points in content.keypoints]
+    order = np.argsort([-len(found) for found in observations.matches], kind="stable")
+    chosen = [n for n in order.tolist() if bool(free[observations.pairs[n]].any())][:MANY_PAIRS]
+    pixels = [points.pixels.astype(np.float64) for points in observations.keypoints]
     is_rough = bool((start.is_exif | start.is_init | start.is_known).all())
 
     def inliers(intrinsics: Intrinsics) -> int:
         lenses = lenses_of(intrinsics)
 
         def count(number: int) -> int:
-            i, j = content.pairs[number].tolist()
-            ends = (pixels[i], pixels[j]), content.matches[number], (lenses[i], lenses[j])
+            i, j = observations.pairs[number].tolist()
+            ends = (pixels[i], pixels[j]), observations.matches[number], (lenses[i], lenses[j])
             view = verify((i, j), *ends, config.max_error_px / 2, True)
             return 0 if view is None else view.num_inliers
 

@@ -12,10 +12,16 @@ from mbasfm.config import BENT, Config
 from mbasfm.estimators.two_view import MIN_INLIERS, inherit, pack, unpack, verify
 from mbasfm.io.cache import Cache
 from mbasfm.matching.inference import shared_in_parallel
-from mbasfm.matching.observe import Content
-from mbasfm.runtime.progress import Watch
+from mbasfm.matching.observe import Observations
+from mbasfm.runtime.progress import Progress
 from mbasfm.sfm.pairs.search_lens import search_lens
-from mbasfm.sfm.starting_intrinsics import GivenCameras, Start, known_intrinsics, lenses_of, with_searched_focal
+from mbasfm.sfm.starting_intrinsics import (
+    GivenCameras,
+    StartIntrinsics,
+    known_intrinsics,
+    lenses_of,
+    with_searched_focal,
+)
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.pairs import TwoView
 
@@ -24,25 +30,25 @@ FISHEYE_FOCAL = 0.5
 
 
 def verify_pairs(
-    content: Content, given: GivenCameras, config: Config, cache: Cache, watch: Watch
-) -> tuple[Start, list[TwoView]]:
+    observations: Observations, given: GivenCameras, config: Config, cache: Cache, progress: Progress
+) -> tuple[StartIntrinsics, list[TwoView]]:
     """Keep the pairs whose matches agree with one relative pose; find focal lengths and lenses on the way."""
-    with watch.stage("verify") as facts:
-        start = known_intrinsics(content.photos, given, config.intrinsics, config.lens, content.depths)
+    with progress.stage("verify") as facts:
+        start = known_intrinsics(observations.photos, given, config.intrinsics, config.lens, observations.depths)
         if config.lens in BENT and not bool(start.is_known.all()):
-            start = search_lens(content, _with_focal(content, start, config, cache), config)
+            start = search_lens(observations, _with_focal(observations, start, config, cache), config)
         known = ~torch.isnan(start.intrinsics.focal[:, 0])
-        found = _Verifier(content, start.intrinsics, config.max_error_px, cache).verify(known.numpy())
-        views = [view for view in watch.each(found, len(content.pairs), "verify") if view is not None]
+        found = _Verifier(observations, start.intrinsics, config.max_error_px, cache).verify(known.numpy())
+        views = [view for view in progress.each(found, len(observations.pairs), "verify") if view is not None]
         if not bool(known.all()):
             start = with_searched_focal(start, views)
-            found = _Verifier(content, start.intrinsics, config.max_error_px, cache).calibrate(views)
-            views = [view for view in watch.each(found, len(views), "calibrate") if view is not None]
+            found = _Verifier(observations, start.intrinsics, config.max_error_px, cache).calibrate(views)
+            views = [view for view in progress.each(found, len(views), "calibrate") if view is not None]
         facts.update(pairs=len(views), inliers=sum(view.num_inliers for view in views))
     return start, views
 
 
-def _with_focal(content: Content, start: Start, config: Config, cache: Cache) -> Start:
+def _with_focal(observations: Observations, start: StartIntrinsics, config: Config, cache: Cache) -> StartIntrinsics:
     """Some focal length for every frame to begin the search for a lens with."""
     old = start.intrinsics
     known = ~torch.isnan(old.focal[:, 0])
@@ -51,16 +57,16 @@ def _with_focal(content: Content, start: Start, config: Config, cache: Cache) ->
     if config.lens == "fisheye":
         guess = FISHEYE_FOCAL * old.sizes.amax(-1, keepdim=True).double()
         return replace(start, intrinsics=replace(old, focal=torch.where(known[:, None], old.focal, guess)))
-    views = _Verifier(content, old, config.max_error_px, cache).verify(known.numpy())
+    views = _Verifier(observations, old, config.max_error_px, cache).verify(known.numpy())
     return with_searched_focal(start, [view for view in views if view is not None])
 
 
 class _Verifier:
     """Two-view geometry of all pairs, on all cores, each pair once: what is in the cache is not estimated again."""
 
-    def __init__(self, content: Content, intrinsics: Intrinsics, max_error_px: float, cache: Cache):
-        self._content, self._lenses, self._cache = content, lenses_of(intrinsics), cache
-        self._pixels = [points.pixels.astype(np.float64) for points in content.keypoints]
+    def __init__(self, observations: Observations, intrinsics: Intrinsics, max_error_px: float, cache: Cache):
+        self._content, self._lenses, self._cache = observations, lenses_of(intrinsics), cache
+        self._pixels = [points.pixels.astype(np.float64) for points in observations.keypoints]
         self._digests = [_digest(pixels) for pixels in self._pixels]
         self._max_error_px = max_error_px
 
