@@ -36,8 +36,9 @@ from mbasfm.io.cache import Cache
 from mbasfm.localization.map_source import MapSource, read_map
 from mbasfm.localization.prepared_map import prepare, triangulate_map
 from mbasfm.matching.inference import estimate_depths
+from mbasfm.models.depth.flat import FlatDepth
+from mbasfm.models.matchers.sift import SiftMatcher
 from mbasfm.models.registry import load_model
-from mbasfm.runtime.progress import Progress
 from mbasfm.scene.depth_fit import DepthFit, fit_depth
 from mbasfm.types.photos import DepthEstimate
 
@@ -168,25 +169,26 @@ def title_of(variant: tuple[str, bool]) -> str:
 
 def depth_error(options: Options, source: MapSource, spec: str) -> list[float]:
     """Median and mean of the relative error of a photograph after one scale and shift, as the mean over photographs."""
-    cache = Cache(options.cache / "ours")
-    estimates = list(estimate_depths(source.photos, load_model("depth", spec), cache))
+    with Cache(options.cache / "ours").active():
+        estimates = list(estimate_depths(source.photos, load_model("depth", spec)))
+        known = list(references(source))
     errors = []
-    for estimate, (places, true_depth) in zip(estimates, references(source, cache), strict=True):
+    for estimate, (places, true_depth) in zip(estimates, known, strict=True):
         raw = values_at(estimate.values, places)
         fit, median = fit_depth(raw, true_depth, DepthFit(1.0, 0.0, estimate.is_disparity))
         errors.append((median, np.nanmean(np.abs(fit.depth(raw) / true_depth - 1))))
     return np.mean(errors, axis=0).tolist()
 
 
-def references(source: MapSource, cache: Cache) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def references(source: MapSource) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Places (shares of width and height) of every photograph at which depth is known, and that depth."""
     if source.depth is not None:
-        for estimate in sensor_maps(source, cache):
+        for estimate in sensor_maps(source):
             yield known_places(estimate.values)
         return
-    config = Config(depth="flat", matcher="sift")
-    prepared = prepare(source, config, cache, Progress())
-    model = triangulate_map(source, prepared.cameras, prepared.indexes[0], config, cache, Progress())
+    config = Config()
+    prepared = prepare(source, [SiftMatcher()], FlatDepth, config.max_error_px, config.seed)
+    model = triangulate_map(source, prepared.cameras, prepared.indexes[0], config.max_error_px)
     for number, photo in enumerate(source.photos):
         image = model.images[number + 1]
         seen = image.get_observation_points2D()
@@ -195,9 +197,9 @@ def references(source: MapSource, cache: Cache) -> Iterator[tuple[np.ndarray, np
         yield places.astype(np.float32), (image.cam_from_world() * points)[:, 2]
 
 
-def sensor_maps(source: MapSource, cache: Cache) -> list[DepthEstimate]:
+def sensor_maps(source: MapSource) -> list[DepthEstimate]:
     model = load_model("depth", f"files:{source.depth}")
-    return [item for item in estimate_depths(source.photos, model, cache) if isinstance(item, DepthEstimate)]
+    return [item for item in estimate_depths(source.photos, model) if isinstance(item, DepthEstimate)]
 
 
 def known_places(depth: np.ndarray, every: int = 7) -> tuple[np.ndarray, np.ndarray]:
@@ -219,8 +221,8 @@ def noise_field(kind: Noise, shape: tuple[int, int], name: str, seed: int) -> np
     return (field - field.mean()) / field.std()
 
 
-def write_noisy(source: MapSource, kind: Noise, level: float, seed: int, folder: Path, cache: Cache) -> None:
-    for photo, estimate in zip(source.photos, sensor_maps(source, cache), strict=True):
+def write_noisy(source: MapSource, kind: Noise, level: float, seed: int, folder: Path) -> None:
+    for photo, estimate in zip(source.photos, sensor_maps(source), strict=True):
         field = noise_field(kind, estimate.values.shape, photo.name, seed)
         np.save((folder / photo.name).with_suffix(".npy"), (estimate.values * np.exp(level * field)).astype(np.float32))
 
@@ -229,7 +231,7 @@ def noisy_auc(
     options: Options, source: MapSource, noise: tuple[Noise, float], variant: tuple[str, bool]
 ) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        write_noisy(source, *noise, options.seed, Path(folder), Cache(options.cache / "ours"))
+        write_noisy(source, *noise, options.seed, Path(folder))
         return pose_auc(options, source, f"files:{folder}", variant)
 
 

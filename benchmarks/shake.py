@@ -29,13 +29,12 @@ from mbasfm.datasets.plain import Plain
 from mbasfm.evaluation.metrics import pose_auc
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
-from mbasfm.matching.observe import Observations, observe
-from mbasfm.reconstruct import build_graph, check_against_depth, place
+from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
+from mbasfm.models.weights import looking_in
+from mbasfm.reconstruct import complete, place
 from mbasfm.runtime.progress import Progress
-from mbasfm.sfm.components import finish
-from mbasfm.sfm.pairs.verify_pairs import verify_pairs
-from mbasfm.sfm.sample_budget import within_budget
-from mbasfm.sfm.user_files import read_given
+from mbasfm.sfm.user_files import UserFiles, read_given
+from mbasfm.types.observations import Observations
 from mbasfm.types.pairs import Keypoints
 
 MOVED_PX = 1e-4
@@ -132,7 +131,10 @@ def _photographs(scene: DatasetScene, intrinsics: str, options: argparse.Namespa
 def shake(case: Case, draws: int) -> list[Draw]:
     """The ends of all draws. Features, depth and matches are those of the photographs; the rest is computed anew."""
     photos, _ = find_photos(case.source)
-    observations = observe(photos, case.config, Cache(case.cache), Progress())
+    config = case.config
+    with Cache(case.cache).active(), looking_in(config.weights, config.models_path):
+        matchers, depth_model = load_matchers(config.matcher), load_depth(config.depth)
+        observations = observe(photos, depth_model, matchers, WantedPairs(config.pairs, config.seed))
     return [_run(moved(observations, number), case) for number in range(draws)]
 
 
@@ -150,18 +152,15 @@ def moved(observations: Observations, seed: int) -> Observations:
 def _run(observations: Observations, case: Case) -> Draw:
     """The stages after matching, as `reconstruct` runs them."""
     config, progress = case.config, Progress()
-    given = read_given(observations.photos, config)
-    start, verified = verify_pairs(observations, given.cameras, config, Cache(None), progress)
-    views = build_graph(observations, start, verified, config, progress)
-    views, stock = within_budget(views, len(observations.photos), config, None, progress)
-    placed = place(observations, start, views, given, config, progress, stock)
-    assert placed is not None
-    views = check_against_depth(observations, views, placed.adjustment, progress)
-    result = finish(observations, start, views, placed.adjustment, None, config, progress)
+    with progress.active():
+        given = read_given(observations.photos, config.part(UserFiles))
+        solved = place(observations, given, config)
+        result = complete(solved, given, config)
+    assert solved.placed is not None
     largest = result.component == 0
     before, after = (
         pose_auc(cameras.cam_from_world, case.truth, largest)[0]
-        for cameras in (placed.adjustment.cameras, result.cameras)
+        for cameras in (solved.placed.adjustment.cameras, result.cameras)
     )
     stages = [stage for stage in progress.stages if "components" in stage and stage["name"] in ("polish", "retry")]
     polished = tuple(bool(item["polished"]) for stage in stages for item in stage["components"])

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from mbasfm.adjust.stage import COARSE, FINE, SPLIT_STAGES, Loss, Stage, annealed, with_loss
 from mbasfm.errors import ConfigError
@@ -16,6 +16,9 @@ BENT: tuple[LensKind, ...] = ("simple-radial", "radial", "opencv", "fisheye")
 Tree = Literal["consistent", "paper"]
 Extent = Literal["all", "coarse", "none"]
 Preset = Literal["fast", "default", "accurate"]
+Part = TypeVar("Part")
+TOLD_LOG_FOCAL = 0.05
+"""Standard deviation of the logarithm of a focal length from the metadata, or from the model to start from."""
 MOST = 1_000_000
 """Of samples, tracks and steps: more is a typing error."""
 
@@ -58,6 +61,10 @@ class Common:
         _check_count("samples_per_edge", self.samples_per_edge)
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"seed must be a whole number from 0 to {2**32 - 1}, not {self.seed}")
+
+    def part(self, kind: type[Part]) -> Part:
+        """The settings that one stage uses: a dataclass whose fields are named as here."""
+        return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -207,8 +214,13 @@ PRESETS: dict[Preset, Config] = {
 }
 
 
-def stages_of(config: Config) -> tuple[Stage, ...]:
-    """The rounds of adjustment that a configuration asks for."""
+def stages_of(config: Config, is_focal_told: bool = False) -> tuple[Stage, ...]:
+    """The rounds of adjustment that a configuration asks for.
+
+    A focal length that the metadata or a model to start from tell is nearer to the truth than one that was searched.
+    """
+    if is_focal_told:
+        return tuple(replace(s, priors=replace(s.priors, log_focal=TOLD_LOG_FOCAL)) for s in stages_of(config))
     stages = SPLIT_STAGES if config.objective == "split" else (COARSE, *annealed(FINE))
     if config.loss is not None:
         stages = with_loss(config.loss)

@@ -11,8 +11,6 @@ import torch
 from mbasfm.config import Config, localizing
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
-from mbasfm.io.images import find_photos
-from mbasfm.io.masks import with_masks
 from mbasfm.localization.map_source import MapSource, read_map
 from mbasfm.localization.prepared_map import (
     NO_DEPTH,
@@ -27,19 +25,23 @@ from mbasfm.localization.register import join_intrinsics
 from mbasfm.localization.result import Located
 from mbasfm.localize import Map, Placement
 from mbasfm.matching.inference import colors_of
-from mbasfm.matching.observe import Observations, load_models
+from mbasfm.matching.observe import load_depth
+from mbasfm.models.weights import looking_in
 from mbasfm.polish.polish import triangulate
 from mbasfm.report.page_data import write_report
 from mbasfm.report.record import record
-from mbasfm.runtime.progress import Progress
+from mbasfm.runtime.progress import Progress, stage
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.scene.write import write_scene
+from mbasfm.sfm.input_photos import input_photos
 from mbasfm.sfm.outcome import Run
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
+from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.observations import Observations
 from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.photos import DepthEstimate, Photo
 
@@ -50,41 +52,48 @@ def extend(
 ) -> Reconstruction:
     """Write a scene that holds the photographs of an older one, where they were, and new ones beside them."""
     progress, folder = progress or Progress(), output / "cache" if cache is None else cache
-    found, skipped = find_photos(photos)
-    found = with_masks(found, None if config.masks is None else Path(config.masks))
+    with progress.active(), Cache(folder).active(), looking_in(config.weights, config.models_path):
+        return _extend(scene, photos, output, config, folder, progress)
+
+
+def _extend(
+    scene: Path, photos: Path, output: Path, config: Config, folder: Path, progress: Progress
+) -> Reconstruction:
+    found, skipped = input_photos(photos, config.masks)
     source = read_map(scene)
     everything = (*source.photos, *found)
     _refuse_doubles(source, found)
     if output.resolve() == scene.resolve():
         raise InputError(f"{scene} stays as it is; choose another --output for the larger scene")
-    refuse_overwriting(output, everything, config)
+    held = held_cameras(everything, config.cameras, config.focal)
+    refuse_overwriting(output, everything, config.depth, held, config.lens == "pinhole")
     check_room(output, everything)
     chart = Map.load(scene, localizing(config), folder, progress=progress)
     placement = chart.place(found, chart.cache, progress)
-    result, observations, views = _join(chart, placement, everything, config, progress)
-    observations = replace(observations, depths=_depths(source, found, config, chart.cache, progress))
+    result, observations, views = _join(chart, placement, everything, config.max_error_px)
+    observations = replace(observations, depths=_depths(source, found, config.depth))
     result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
     result.report.update(stages=progress.stages, notes=progress.notes)
     known = torch.ones(len(everything), dtype=torch.bool)
     start = StartIntrinsics(result.cameras.intrinsics, known, ~known, ~known)
     result.report.update(record(Run(photos, config, observations, start, views, None), result))
-    write_scene(result, observations, output, progress)
+    write_scene(result, observations, output)
     write_report(output)
     return result
 
 
 def _join(
-    chart: Map, placement: Placement, photos: tuple[Photo, ...], config: Config, progress: Progress
+    chart: Map, placement: Placement, photos: tuple[Photo, ...], max_error_px: float
 ) -> tuple[Reconstruction, Observations, list[TwoView]]:
     """One model of old and new photographs, with the points that all their matches triangulate."""
     prepared = chart.prepared
     cameras, names = _cameras(prepared, placement), tuple(photo.name for photo in photos)
     registered = torch.tensor([True] * prepared.num_frames + [item.localized for item in placement.located])
-    with progress.stage("triangulate") as facts:
+    with stage("triangulate") as facts:
         new = [Keypoints(q.pixels, np.full(len(q.pixels), np.nan, np.float32)) for q in placement.queries]
         keypoints = [*prepared.keypoints, *new]
-        views = map_views(prepared.photos, cameras, prepared.indexes[0], config, chart.cache, progress)
-        views += _new_views(placement, prepared.num_frames, keypoints, cameras, POSE_SLACK * config.max_error_px)
+        views = map_views(prepared.photos, cameras, prepared.indexes[0], max_error_px)
+        views += _new_views(placement, prepared.num_frames, keypoints, cameras, POSE_SLACK * max_error_px)
         frames = torch.nonzero(registered).flatten().tolist()
         model = triangulate(names, frames, cameras, views, keypoints)
         colors = colors_of(photos, [item.pixels for item in keypoints])
@@ -134,13 +143,10 @@ def _new_views(
     return (view for view in views if view is not None)
 
 
-def _depths(
-    source: MapSource, photos: Sequence[Photo], config: Config, cache: Cache, progress: Progress
-) -> list[DepthEstimate]:
+def _depths(source: MapSource, photos: Sequence[Photo], depth: str) -> list[DepthEstimate]:
     """The older scene's maps, as far as it has them, and the depth model's for new photographs."""
-    old = given_depths(source, cache) if source.depth is not None else [NO_DEPTH] * len(source.photos)
-    (model,) = load_models("depth", config, progress)
-    return [*old, *depths_of(photos, model, cache)]
+    old = given_depths(source) if source.depth is not None else [NO_DEPTH] * len(source.photos)
+    return [*old, *depths_of(photos, load_depth(depth))]
 
 
 def _row(photo: Photo, item: Located | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +13,17 @@ from mbasfm.config import LocalizeConfig
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos, write_image
-from mbasfm.io.masks import with_masks
 from mbasfm.localization.map_source import choose_photos, read_map
 from mbasfm.localization.match_queries import Query, match_each_other, match_queries
 from mbasfm.localization.prepared_map import PreparedMap, prepare
 from mbasfm.localization.register import Known, Registered, Settings, register
 from mbasfm.localization.result import Localization, Located
 from mbasfm.localization.starts import unknown_of, with_focals
-from mbasfm.runtime.progress import Progress
+from mbasfm.matching.observe import load_depth, load_matchers
+from mbasfm.models.weights import looking_in
+from mbasfm.runtime.progress import Progress, stage
 from mbasfm.runtime.threads import one_core
+from mbasfm.sfm.input_photos import input_photos
 from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
 from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import Lens
@@ -55,7 +58,11 @@ class Map:
         config, progress = config or LocalizeConfig(), progress or Progress()
         source = read_map(Path(folder), names)
         store = Cache(_writable(Path(cache) if cache is not None else Path(folder) / CACHE_FOLDER))
-        return Map(prepare(source, config, store, progress), config, store)
+        with progress.active(), store.active(), looking_in(config.weights, config.models_path):
+            matchers = load_matchers(config.matcher)
+            is_own = source.depth is not None and config.depth == "auto"
+            depth_model = None if is_own else partial(load_depth, config.depth)
+            return Map(prepare(source, matchers, depth_model, config.max_error_px, config.seed), config, store)
 
     def localize(self, image: Path | str | RGB) -> Located:
         """Pose of one photograph, a file or upright pixels."""
@@ -76,15 +83,19 @@ class Map:
     @one_core()
     def place(self, photos: Sequence[Photo], cache: Cache, progress: Progress) -> "Placement":
         """The same with the matches that led there."""
+        with progress.active(), cache.active():
+            return self._place(photos)
+
+    def _place(self, photos: Sequence[Photo]) -> "Placement":
         prepared, config = self.prepared, self.config
-        with progress.stage("matching") as facts:
+        with stage("matching") as facts:
             lenses, is_known = _lenses(photos, config)
-            queries = match_queries(prepared, photos, lenses, config, cache)
+            queries = match_queries(prepared, photos, lenses, config.map_neighbours, config.max_error_px)
             facts.update(queries=len(queries), verified=sum(query.num_verified > 0 for query in queries))
-        with progress.stage("between") as facts:
-            links = {} if config.independent else match_each_other(prepared, queries, config, cache)
+        with stage("between") as facts:
+            links = {} if config.independent else match_each_other(prepared, queries, config.query_neighbours)
             facts["pairs"] = len(links)
-        with progress.stage("register") as facts:
+        with stage("register") as facts:
             lenses = with_focals(prepared, queries, lenses)
             unknowns = [unknown_of(prepared, *item) for item in zip(queries, lenses, is_known, strict=True)]
             known = Known(prepared.cameras, prepared.keypoints)
@@ -129,10 +140,9 @@ def relocalize(
 ) -> Localization:
     """Poses of the photographs of a folder (or list file) in the world of a map; written to ``output`` if given."""
     config, progress = config or LocalizeConfig(), progress or Progress()
-    found, skipped = find_photos(Path(queries))
-    for item in skipped:
-        progress.say(f"skipped {item.name}: {item.reason}")
-    photos = with_masks(choose_photos(found, names.queries, Path(queries)), _path(config.masks))
+    with progress.active():
+        found, _ = input_photos(Path(queries), config.masks)
+    photos = choose_photos(found, names.queries, Path(queries))
     if not photos:
         raise InputError(f"{queries}: no usable photograph to localize")
     chart = Map.load(folder, config, cache, names.map, progress)
@@ -140,10 +150,6 @@ def relocalize(
     if output is not None:
         result.save(Path(output))
     return result
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
 
 
 def _writable(folder: Path) -> Path:
@@ -174,7 +180,7 @@ def _read_one(path: Path) -> tuple[Photo, ...]:
 
 def _lenses(photos: Sequence[Photo], config: LocalizeConfig) -> tuple[list[Lens], list[bool]]:
     """Lenses, with NaN where the focal length is not known, and whether the user gave them."""
-    given = cameras_alone(photos, config)
+    given = cameras_alone(photos, config.cameras, config.focal)
     start = known_intrinsics(photos, given, config.intrinsics)
     if bool(start.intrinsics.fisheye.any()):
         raise InputError("fisheye lenses cannot be localized; undistort the photographs first")

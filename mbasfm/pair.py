@@ -27,13 +27,15 @@ from mbasfm.geometry.rigid import compose, invert, rotation_angle
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import inspect_photos
 from mbasfm.io.masks import with_masks
-from mbasfm.matching.observe import Observations, observe
+from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
+from mbasfm.models.weights import looking_in
 from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.depth_fit import says_something
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, known_intrinsics
 from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
+from mbasfm.types.observations import Observations
 from mbasfm.types.samples import Samples
 
 Estimator = Literal["adaptive", "paper", "magsac", "poselib"]
@@ -124,10 +126,11 @@ def two_view(
     )
     if photos[0].digest == photos[1].digest:
         raise InputError(f"{photos[0].name} and {photos[1].name} are the same photograph; give two")
-    given = cameras_alone(photos, config)
-    observations = observe(
-        photos, replace(config, pairs="exhaustive"), Cache(None if cache is None else Path(cache)), progress
-    )
+    given, store = cameras_alone(photos, config.cameras, config.focal), Cache(None if cache is None else Path(cache))
+    with progress.active(), store.active(), looking_in(config.weights, config.models_path):
+        matchers, depth_model = load_matchers(config.matcher), load_depth(config.depth)
+        confidences = config.min_confidence, config.min_depth_confidence
+        observations = observe(photos, depth_model, matchers, WantedPairs("exhaustive"), *confidences)
     with progress.stage("pose") as facts:
         start = known_intrinsics(photos, given, config.intrinsics, config.lens, observations.depths)
         found = _estimate(observations, start, estimator, config.seed)

@@ -113,7 +113,7 @@ class Shifted:
 
 
 def test_matchers_of_images_are_taken_as_they_are(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(pair_sets, "load_models", lambda *_: [Shifted()])
+    monkeypatch.setattr(pair_sets, "load_matchers", lambda _: [Shifted()])
     listed = load_pair_set(PairSets(data), LISTED, GRID, Cache(tmp_path), 0)
     for first, second in listed.pixels:
         assert len(first) == 1000 and (second - first).tolist() == [[3, 0]] * 1000

@@ -65,9 +65,10 @@ def test_a_vector_is_that_of_what_is_seen_not_of_its_size(places):
 def test_vectors_are_computed_once(monkeypatch, places, folder, tmp_path):
     photos, _ = find_photos(folder)
     network, cache = Dinov2(places / REPOSITORIES[-1]), Cache(tmp_path)
-    first = np.stack(list(photo_vectors(photos, network, cache)))
-    monkeypatch.setattr(network, "vector", None)
-    np.testing.assert_array_equal(np.stack(list(photo_vectors(photos, network, cache))), first)
+    with cache.active():
+        first = np.stack(list(photo_vectors(photos, network)))
+        monkeypatch.setattr(network, "vector", None)
+        np.testing.assert_array_equal(np.stack(list(photo_vectors(photos, network))), first)
 
 
 def test_it_goes_before_local_descriptors_and_the_sentence_says_so():

@@ -16,11 +16,10 @@ from test_pipeline import FOCAL, auc_of, settings, write_scene
 from mbasfm import Config, reconstruct
 from mbasfm.errors import InputError
 from mbasfm.io.images import find_photos
-from mbasfm.runtime.progress import Progress
 from mbasfm.sfm import user_files
 from mbasfm.sfm.align_world import align_world
 from mbasfm.sfm.starting_intrinsics import known_intrinsics
-from mbasfm.sfm.user_files import World, read_given
+from mbasfm.sfm.user_files import UserFiles, World, read_given
 
 
 def write_poses(path: Path, poses: dict[str, np.ndarray], focal: float | None = None) -> Path:
@@ -54,7 +53,7 @@ def plain(scene):
 
 
 def aligned(plain, photos, align):
-    return align_world(plain, read_given(photos, Config(align=str(align))).world, Progress())
+    return align_world(plain, read_given(photos, Config(align=str(align)).part(UserFiles)).world)
 
 
 def test_a_rough_start_ends_at_the_truth_in_its_own_world(scene, tmp_path):
@@ -77,7 +76,7 @@ def test_a_rough_start_ends_at_the_truth_in_its_own_world(scene, tmp_path):
 
 
 def start_of(photos, config):
-    return known_intrinsics(photos, read_given(photos, config).cameras, config.intrinsics, config.lens)
+    return known_intrinsics(photos, read_given(photos, config.part(UserFiles)).cameras, config.intrinsics, config.lens)
 
 
 def test_every_file_is_read_once(scene, tmp_path, monkeypatch):
@@ -91,7 +90,7 @@ def test_every_file_is_read_once(scene, tmp_path, monkeypatch):
         monkeypatch.setattr(
             user_files, name, lambda file, *rest, real=real: seen.append(file.name) or real(file, *rest)
         )
-    given = read_given(photos, Config(init=str(path), pairs=str(tmp_path / "pairs.txt")))
+    given = read_given(photos, Config(init=str(path), pairs=str(tmp_path / "pairs.txt")).part(UserFiles))
     assert sorted(seen) == ["pairs.txt", "start.json"]
     assert len(given.poses) == len(given.cameras.rough) == len(photos) and given.world.frame == "model"
     assert given.pairs.tolist() == [[n, n + 1] for n in range(4)]
@@ -178,7 +177,7 @@ def test_positions_of_the_metadata_make_the_world_metric(scene, plain):
 
 def test_a_component_that_shares_too_little_stays_where_it_is(plain):
     world = World("gps", {0: torch.zeros(3).double(), 1: torch.ones(3).double()}, {}, {})
-    result = align_world(plain, world, Progress())
+    result = align_world(plain, world)
     assert result.report["world"]["components"] == [{"component": 0, "aligned": False}]
     assert torch.equal(result.cameras.cam_from_world, plain.cameras.cam_from_world)
 
@@ -194,4 +193,4 @@ def test_a_component_that_shares_too_little_stays_where_it_is(plain):
 def test_what_is_wrong_is_said_before_anything_is_computed(scene, changes, message):
     photos, _ = find_photos(scene[0] / "images")
     with pytest.raises(InputError, match=message):
-        read_given(photos, Config(**changes))
+        read_given(photos, Config(**changes).part(UserFiles))

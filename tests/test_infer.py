@@ -81,10 +81,10 @@ def photos(tmp_path):
 
 
 def run_all(photos, matcher, depth, cache):
-    described = list(describe_photos(photos, matcher, cache))
-    depths = list(estimate_depths(photos, depth, cache))
     pairs = np.array([[0, 1], [0, 2], [1, 2]])
-    matches = list(match_pairs(pairs, [item.features for item in described], photos, matcher, cache))
+    with cache.active():
+        described, depths = list(describe_photos(photos, matcher)), list(estimate_depths(photos, depth))
+        matches = list(match_pairs(pairs, [item.features for item in described], photos, matcher))
     return described, depths, matches
 
 
@@ -129,7 +129,8 @@ def test_depth_that_is_read_from_files_is_read_again_when_these_change(photos, t
     for value in (1.0, 2.0):
         np.save(folder / "a.npy", np.full((2, 2), value, np.float32))
         model = FilesDepth(str(folder))
-        found += [item.values[0, 0] for item in estimate_depths(photos[:1], model, Cache(tmp_path / "cache"))]
+        with Cache(tmp_path / "cache").active():
+            found += [item.values[0, 0] for item in estimate_depths(photos[:1], model)]
     assert found == [1.0, 2.0]
 
 
@@ -137,9 +138,9 @@ def test_matchers_get_the_size_of_the_photograph_also_with_features_from_the_cac
     """LighterGlue cannot do without."""
     for second in ([0, 1], [0, 2]):
         matcher = FakeMatcher()
-        described = list(describe_photos(photos, matcher, Cache(tmp_path / "cache")))
-        features = [item.features for item in described]
-        list(match_pairs(np.array([second]), features, photos, matcher, Cache(tmp_path / "cache")))
+        with Cache(tmp_path / "cache").active():
+            features = [item.features for item in describe_photos(photos, matcher)]
+            list(match_pairs(np.array([second]), features, photos, matcher))
         assert matcher.sizes == {(WIDTH, HEIGHT)}
 
 
@@ -148,7 +149,7 @@ def test_matchers_get_the_size_of_the_photograph_also_with_features_from_the_cac
 
 
 def test_colours_are_those_of_the_pixels_under_the_features(photos):
-    for number, item in enumerate(describe_photos(photos, FakeMatcher(), Cache(None))):
+    for number, item in enumerate(describe_photos(photos, FakeMatcher())):
         first = 10 * (number + 1)
         assert item.colors.tolist() == [[first] * 3, [WIDTH - 1, 0, 0], [10, HEIGHT - 1, 0]]
         assert item.colors.dtype == np.uint8

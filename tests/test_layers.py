@@ -83,6 +83,14 @@ OUTSIDE_WORLD = {
 }
 
 
+PAGES = ("reconstruct", "localize", "extend", "pair", "commands", "cli", "bench")
+"""Pipelines and edges, which see how a run was set up."""
+SETTINGS = {"Config", "LocalizeConfig", "Common"}
+SURROUNDINGS = {"Progress", "Cache"}
+NOT_STAGES = ("config", "io.settings", "io.cache", "runtime.progress")
+"""Where those are defined, written and read."""
+
+
 def all_modules() -> list[str]:
     paths = sorted(path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.py"))
     return [".".join(path.parts) for path in paths]
@@ -171,3 +179,29 @@ def test_every_place_of_mathematics_exists(place):
 )
 def test_all_ways_to_import_are_seen(source, layers):
     assert imported_layers(source) == layers
+
+
+def named_types(annotation: ast.expr | None) -> set[str]:
+    return {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)} if annotation else set()
+
+
+def arguments_of(source: str) -> list[tuple[str, set[str]]]:
+    """Name of every public function, and the types that its arguments name."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and (not node.name.startswith("_") or node.name == "__init__"):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            found.append((node.name, set[str]().union(*(named_types(argument.annotation) for argument in arguments))))
+    return found
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if not is_in(m, PAGES + NOT_STAGES)])
+def test_a_stage_takes_the_values_it_uses_not_how_the_run_was_set_up(module):
+    """Settings are taken apart, progress shown and results kept where a pipeline is written down."""
+    takes = {name: types & (SETTINGS | SURROUNDINGS) for name, types in arguments_of(source_of(module))}
+    assert not {name: types for name, types in takes.items() if types}
+
+
+def test_a_stage_that_takes_settings_would_be_found():
+    source = "def stage(views: list[int], config: Config, cache: Cache | None = None) -> Progress: ..."
+    assert arguments_of(source) == [("stage", {"list", "int", "Config", "Cache"})]

@@ -7,7 +7,6 @@ from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import reconstruct
 from mbasfm.errors import InputError
-from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.io.masks import read_mask, with_masks
 from mbasfm.matching.inference import counts, estimate_depths
@@ -74,7 +73,7 @@ def test_a_folder_without_masks_is_a_mistake(tmp_path):
 def test_nothing_black_is_given_depth(tmp_path):
     photos = write_photos(tmp_path / "photos", ["1.png", "2.png"])
     write_mask(tmp_path / "masks" / "1.png.png")
-    first, second = estimate_depths(with_masks(photos, tmp_path / "masks"), FlatDepth(), Cache(None))
+    first, second = estimate_depths(with_masks(photos, tmp_path / "masks"), FlatDepth())
     assert np.isnan(first.values[:, 0]).all() and (first.values[:, 1] == 1).all()
     assert (second.values == 1).all()
 

@@ -293,13 +293,15 @@ def folder(tmp_path_factory) -> Path:
 def test_photographs_go_through_in_batches_and_once(monkeypatch, saved, folder, tmp_path):
     photos, _ = find_photos(folder)
     model, cache = load_model("depth", f"zoedepth:{saved['zoedepth']}"), Cache(tmp_path / "cache")
-    single = list(estimate_depths(photos, model, Cache(None)))
+    single = list(estimate_depths(photos, model))
     model.batch_size = 2
     calls = []
     whole = model.estimate_batch
     monkeypatch.setattr(model, "estimate_batch", lambda *batch: calls.append(len(batch[0])) or whole(*batch))
     for _ in range(2):
-        for one, other in zip(single, estimate_depths(photos, model, cache), strict=True):
+        with cache.active():
+            again = list(estimate_depths(photos, model))
+        for one, other in zip(single, again, strict=True):
             np.testing.assert_allclose(one.values, other.values, atol=1e-4 * one.values.max())
     assert calls == [2, 1]
 

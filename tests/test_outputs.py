@@ -13,13 +13,10 @@ from made_up import all_views, keypoints_with, make_lens, orbit, photograph, tru
 from PIL import ExifTags, Image
 
 from mbasfm.cli import main
-from mbasfm.config import Config
 from mbasfm.errors import InputError
 from mbasfm.io.images import find_photos, read_upright
-from mbasfm.matching.observe import Observations
 from mbasfm.polish.colmap_mapper import HELD, camera_of
 from mbasfm.polish.polish import triangulate
-from mbasfm.runtime.progress import Progress
 from mbasfm.scene.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of, thinned
 from mbasfm.scene.export import KINDS, export_scene
 from mbasfm.scene.fuse import MIN_SHARED, NUM_NEIGHBOURS, neighbours_of
@@ -30,7 +27,9 @@ from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.scene.undistort import undistort_model
 from mbasfm.scene.write import write_scene
 from mbasfm.sfm.pairs.pose_graph import pose_graph
+from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Frames
+from mbasfm.types.observations import Observations
 from mbasfm.types.photos import DepthEstimate
 from mbasfm.types.scene import View
 
@@ -117,7 +116,7 @@ KINDS_OF_SCENE = {
 def scene(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     made, result, observations = make_result(folder, **KINDS_OF_SCENE[request.param])
-    write_scene(result, observations, folder / "scene", Progress())
+    write_scene(result, observations, folder / "scene")
     return request.param, folder, made
 
 
@@ -319,10 +318,10 @@ def test_units_of_many_maps_come_from_evenly_spaced_values():
 def test_a_second_result_removes_what_the_first_wrote_and_nothing_else(tmp_path):
     _, result, observations = make_result(tmp_path)
     scene = tmp_path / "scene"
-    write_scene(result, observations, scene, Progress())
+    write_scene(result, observations, scene)
     (scene / "images" / "mine.txt").write_text("keep")
     flat = [DepthEstimate(np.ones((2, 2), np.float32), True, False)] * NUM_FRAMES
-    write_scene(result, Observations(observations.photos, flat, *vars_of(observations)), scene, Progress())
+    write_scene(result, Observations(observations.photos, flat, *vars_of(observations)), scene)
     assert not list((scene / "depth").rglob("*.npz")) and not list((scene / "depths").rglob("*.png"))
     assert (scene / "images" / "mine.txt").is_file() and (scene / "images" / NAMES[0]).is_file()
     assert "depth_file_path" not in json.loads((scene / "transforms.json").read_text())["frames"][0]
@@ -338,7 +337,7 @@ def test_links_to_originals_are_replaced_and_originals_stay(tmp_path):
     link.parent.mkdir(parents=True)
     link.symlink_to(original)
     before = original.read_bytes()
-    write_scene(result, observations, tmp_path / "scene", Progress())
+    write_scene(result, observations, tmp_path / "scene")
     assert original.read_bytes() == before and not link.is_symlink()
 
 
@@ -356,7 +355,7 @@ def test_photographs_of_several_cameras_carry_their_own_intrinsics():
 
 def test_a_missing_image_without_its_original_is_named(tmp_path):
     _, result, observations = make_result(tmp_path, has_depth=False)
-    write_scene(result, observations, tmp_path / "scene", Progress())
+    write_scene(result, observations, tmp_path / "scene")
     (tmp_path / "scene" / "images" / NAMES[2]).unlink()
     (tmp_path / "photos" / NAMES[2]).unlink()
     with pytest.raises(InputError, match=r"a/2.png.*put it back"):
@@ -372,27 +371,27 @@ def test_what_is_not_a_scene_is_refused_in_one_line(tmp_path, capsys):
 def test_input_in_the_place_of_output_is_refused(tmp_path):
     Image.new("RGB", (80, 80)).save(tmp_path / "1.png")
     photos, _ = find_photos(tmp_path)
-    refuse_overwriting(tmp_path / "scene", photos, Config(depth=f"files:{tmp_path / 'depth'}"))
+    refuse_overwriting(tmp_path / "scene", photos, f"files:{tmp_path / 'depth'}", {}, False)
     with pytest.raises(InputError, match="move your maps"):
-        refuse_overwriting(tmp_path, photos, Config(depth=f"files:{tmp_path / 'depth'}?disparity"))
+        refuse_overwriting(tmp_path, photos, f"files:{tmp_path / 'depth'}?disparity", {}, False)
     (tmp_path / "images").mkdir()
     (tmp_path / "1.png").rename(tmp_path / "images" / "1.png")
     photos, _ = find_photos(tmp_path / "images")
     with pytest.raises(InputError, match="say --lens pinhole if they have no distortion, else move them to .*input"):
-        refuse_overwriting(tmp_path, photos, Config())
-    refuse_overwriting(tmp_path, photos, Config(lens="pinhole"))
-    refuse_overwriting(tmp_path, photos, Config(focal=80.0))
+        refuse_overwriting(tmp_path, photos, "flat", {}, False)
+    refuse_overwriting(tmp_path, photos, "flat", {}, True)
+    refuse_overwriting(tmp_path, photos, "flat", held_cameras(photos, None, 80.0), False)
     (tmp_path / "bent.json").write_text('{"focal": 80, "k1": 0.1}')
     with pytest.raises(InputError, match="undistorted photographs are written"):
-        refuse_overwriting(tmp_path, photos, Config(cameras=str(tmp_path / "bent.json")))
+        refuse_overwriting(tmp_path, photos, "flat", held_cameras(photos, str(tmp_path / "bent.json"), None), True)
     above, _ = find_photos(tmp_path)  # named images/1.png, so it would be written to images/images/1.png
     with pytest.raises(InputError, match="images/1.png lies in"):
-        refuse_overwriting(tmp_path, above, Config(lens="pinhole"))
+        refuse_overwriting(tmp_path, above, "flat", {}, True)
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     Image.new("RGB", (80, 90)).save(tmp_path / "images" / "1.png", exif=exif)
     with pytest.raises(InputError, match="not stored upright"):
-        refuse_overwriting(tmp_path, photos, Config(lens="pinhole"))
+        refuse_overwriting(tmp_path, photos, "flat", {}, True)
 
 
 def test_keypoints_that_the_lens_cannot_have_seen_leave_the_image():

@@ -16,14 +16,13 @@ from PIL import Image
 from mbasfm import Config, pose_auc, reconstruct
 from mbasfm.cli import main
 from mbasfm.errors import ConfigError, InputError
-from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.io.settings import read_config, write_config
-from mbasfm.matching.observe import Observations, merge, observe, weak_frames
+from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, merge, observe, weak_frames
 from mbasfm.models.registry import JOINT
-from mbasfm.runtime.progress import Progress
-from mbasfm.sfm.pairs.verify_pairs import verify_pairs
-from mbasfm.sfm.starting_intrinsics import GivenCameras
+from mbasfm.reconstruct import place
+from mbasfm.sfm.user_files import UserFiles, read_given
+from mbasfm.types.observations import Observations
 from mbasfm.types.pairs import Keypoints
 from mbasfm.types.photos import Photo
 
@@ -119,11 +118,10 @@ def test_a_focal_length_that_point_maps_know_is_where_the_search_begins(made, tm
     for frame in range(scene.num_frames):
         rays = np.stack([x, y, np.ones_like(x)], -1) * np.median(scene.depth[frame])
         np.savez(tmp_path / f"0_{frame}.npz", points=rays)
-    progress = Progress()
     config = settings(folder, depth=f"files:{tmp_path}")
     photos, _ = find_photos(folder / "images")
-    observations = observe(photos, config, Cache(None), progress)
-    start, _ = verify_pairs(observations, GivenCameras({}, {}), config, Cache(None), progress)
+    observations = observe(photos, load_depth(config.depth), load_matchers(config.matcher), WantedPairs())
+    start = place(observations, read_given(photos, config.part(UserFiles)), config).start
     assert start.intrinsics.focal.numpy() == pytest.approx(0.95 * FOCAL, rel=1e-3) and not start.is_exif.any()
     result = reconstruct(folder / "images", None, config)
     assert float(result.cameras.intrinsics.focal[0, 0]) == pytest.approx(FOCAL, rel=0.02)

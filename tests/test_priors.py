@@ -22,7 +22,7 @@ from mbasfm.geometry.similarity import Similarity
 from mbasfm.io.images import find_photos
 from mbasfm.polish.colmap_mapper import HELD, Mapper, build_model, read_back
 from mbasfm.sfm.sampling import draw_samples
-from mbasfm.sfm.user_files import read_given
+from mbasfm.sfm.user_files import UserFiles, read_given
 
 MOVE = Similarity.build(
     3.0,
@@ -163,13 +163,13 @@ def test_sigmas_are_those_of_the_image_else_of_the_file_else_of_the_setting(tmp_
     path = tmp_path / "p.json"
     path.write_text(json.dumps({"images": entries}))
     photos, _ = find_photos(images)
-    priors = read_given(photos, Config(priors=str(path), prior_sigma_m=0.5)).priors
+    priors = read_given(photos, Config(priors=str(path), prior_sigma_m=0.5).part(UserFiles)).priors
     assert priors is not None and priors.sigma.tolist() == [0.5, 7.0, 0.5] and priors.sigma_turn.isinf().all()
     assert_close(camera_centers(priors.cam_from_world), torch.tensor([[n, 0.0, 1.0] for n in range(3)]).double())
     path.write_text(json.dumps({"sigma_m": 3, "images": entries}))
-    assert read_given(photos, Config(priors=str(path))).priors.sigma.tolist() == [3.0, 7.0, 3.0]
+    assert read_given(photos, Config(priors=str(path)).part(UserFiles)).priors.sigma.tolist() == [3.0, 7.0, 3.0]
     poses = dict(zip([f"{n}.png" for n in range(4)], orbit(4), strict=True))
-    priors = read_given(photos, Config(priors=str(write_poses(tmp_path / "poses.json", poses)))).priors
+    priors = read_given(photos, Config(priors=str(write_poses(tmp_path / "poses.json", poses))).part(UserFiles)).priors
     assert priors.sigma.tolist() == [1.0] * 4 and priors.sigma_turn.rad2deg().tolist() == pytest.approx([5.0] * 4)
 
 
@@ -181,7 +181,7 @@ def test_gps_of_the_metadata_and_of_a_table_are_the_same(tmp_path):
     lines = [f"{n}.png,{lat},{lon},{alt}" for n, (lat, lon, alt) in enumerate(places)]
     (tmp_path / "gps.csv").write_text("\n".join(["name,latitude,longitude,altitude", *lines]))
     photos, _ = find_photos(images)
-    exif, table = (read_given(photos, Config(priors=p)) for p in ("exif", str(tmp_path / "gps.csv")))
+    exif, table = (read_given(photos, Config(priors=p).part(UserFiles)) for p in ("exif", str(tmp_path / "gps.csv")))
     assert exif.priors is not None and table.priors is not None and exif.world is not None
     assert_close(exif.priors.cam_from_world, table.priors.cam_from_world, atol=1e-3)
     assert exif.priors.sigma.tolist() == [5.0] * 4 and exif.world.facts["origin"]["latitude"] == pytest.approx(48)
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_priors(tmp_path, file, content, message):
     photos, _ = find_photos(photos_in(tmp_path / "images"))
     (tmp_path / file).write_text(content)
     with pytest.raises(InputError, match=message):
-        read_given(photos, Config(priors=str(tmp_path / file)))
+        read_given(photos, Config(priors=str(tmp_path / file)).part(UserFiles))
 
 
 def test_settings_that_cannot_work():

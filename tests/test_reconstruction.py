@@ -77,12 +77,12 @@ def test_standard_deviations_are_the_roots_of_the_diagonal():
     json.dumps(spread)
 
 
-def test_a_watch_records_stages_with_their_facts_and_shows_them():
+def test_progress_records_stages_with_their_facts_and_shows_them():
     page = io.StringIO()
     progress = Progress(Console(file=page, width=100))
     with progress.stage("matching") as facts:
         facts.update(pairs=3, share=0.123456)
-    assert list(progress.each(iter("abc"), 3, "letters")) == ["a", "b", "c"]
+    assert list(progress.each(iter("abc"), 3)) == ["a", "b", "c"]
     progress.say("mind the gap")
     (row,) = progress.stages
     assert row["name"] == "matching" and row["pairs"] == 3 and row["seconds"] >= 0
@@ -91,9 +91,9 @@ def test_a_watch_records_stages_with_their_facts_and_shows_them():
     assert "matching" in page.getvalue() and "share 0.123" in page.getvalue() and "mind the gap" in page.getvalue()
 
 
-def test_a_watch_without_console_is_silent(capsys):
+def test_progress_without_console_is_silent(capsys):
     progress = Progress()
     with progress.stage("matching"):
         progress.say("a note")
-    assert list(progress.each([1, 2], 2, "numbers")) == [1, 2]
+    assert list(progress.each([1, 2], 2)) == [1, 2]
     assert len(progress.stages) == len(progress.notes) == 1 and capsys.readouterr().out == ""

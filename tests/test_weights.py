@@ -160,7 +160,8 @@ def test_depth_of_which_a_model_is_not_sure_is_left_out_if_asked_for(tmp_path):
     photo = Photo("a.png", tmp_path / "a.png", 96, 72, None, "", "0")
     cache = Cache(tmp_path / "cache")
     for min_confidence, share in ((0.0, 1.0), (0.5, 0.5), (0.0, 1.0)):  # the cache holds what the model said
-        (found,) = estimate_depths([photo], Unsure(), cache, min_confidence)
+        with cache.active():
+            (found,) = estimate_depths([photo], Unsure(), min_confidence)
         assert isinstance(found, DepthEstimate) and found.confidence is not None
         assert np.isfinite(found.values).mean() == share and found.focal_px == 50.0
 
@@ -169,10 +170,11 @@ def test_a_slow_network_is_announced_with_the_time_it_will_take(tmp_path):
     photos = [Photo(f"{n}.png", tmp_path / f"{n}.png", 96, 72, None, "", str(n)) for n in range(6)]
     write_image(photos[0].path)
     cache, progress = Cache(tmp_path / "cache"), Progress()
-    assert len(list(estimate_depths(photos[:1], Unsure(), cache))) == 1
-    warn_if_slow(photos, Unsure(), cache, progress)
-    assert progress.notes and "unsure takes about 8 min for 5 photographs on the CPU (100 s each" in progress.notes[0]
-    warn_if_slow(photos[:2], Unsure(), cache, progress)
+    with cache.active(), progress.active():
+        assert len(list(estimate_depths(photos[:1], Unsure()))) == 1
+        warn_if_slow(photos, Unsure())
+        assert "unsure takes about 8 min for 5 photographs on the CPU (100 s each" in progress.notes[0]
+        warn_if_slow(photos[:2], Unsure())
     assert len(progress.notes) == 1
 
 
@@ -195,13 +197,14 @@ def test_pairs_that_take_long_are_announced_unless_they_are_done(tmp_path):
         write_image(photo.path)
     pairs = np.array([(i, j) for i in range(4) for j in range(i)])
     cache, progress = Cache(tmp_path / "cache"), Progress()
-    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, progress)
-    assert "Matching by slow takes about 5 min for 6 pairs on the CPU (50 s each" in progress.notes[0]
-    match_as_images(pairs[:3], photos, Slow(), cache, progress)
-    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, progress)
-    assert "for 3 pairs" in progress.notes[1]
-    match_as_images(pairs, photos, Slow(), cache, progress)
-    warn_if_pairs_are_slow(pairs, photos, Slow(), cache, progress)
+    with cache.active(), progress.active():
+        warn_if_pairs_are_slow(pairs, photos, Slow())
+        assert "Matching by slow takes about 5 min for 6 pairs on the CPU (50 s each" in progress.notes[0]
+        match_as_images(pairs[:3], photos, Slow())
+        warn_if_pairs_are_slow(pairs, photos, Slow())
+        assert "for 3 pairs" in progress.notes[1]
+        match_as_images(pairs, photos, Slow())
+        warn_if_pairs_are_slow(pairs, photos, Slow())
     assert len(progress.notes) == 2
 
 

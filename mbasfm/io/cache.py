@@ -1,13 +1,15 @@
 """Results kept by the content they depend on; safe against a kill at any moment.
 
 An entry is one npz file, written beside its place and moved there. One that is damaged nevertheless (the machine lost
-power) counts as missing.
+power) counts as missing. Who starts a run makes its cache the active one, so that stages need not be handed it.
 """
 
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,15 @@ class Cache:
     def __init__(self, folder: Path | None):
         """Open a folder; without one nothing is kept."""
         self._folder = folder
+
+    @contextmanager
+    def active(self) -> Iterator["Cache"]:
+        """Keep what is computed meanwhile in this cache."""
+        token = _ACTIVE.set(self)
+        try:
+            yield self
+        finally:
+            _ACTIVE.reset(token)
 
     @property
     def is_kept(self) -> bool:
@@ -50,6 +61,14 @@ class Cache:
     def _path(folder: Path, key: str) -> Path:
         digest = hashlib.sha256(key.encode()).hexdigest()
         return folder / digest[:2] / f"{digest[2:]}.npz"
+
+
+_ACTIVE: ContextVar[Cache] = ContextVar("cache")
+
+
+def active_cache() -> Cache:
+    """The cache of this run; one that keeps nothing if there is none."""
+    return _ACTIVE.get(None) or Cache(None)
 
 
 def _load(path: Path) -> dict[str, np.ndarray] | None:

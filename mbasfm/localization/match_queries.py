@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
-from mbasfm.config import LocalizeConfig
 from mbasfm.estimators.absolute import Sightings
 from mbasfm.estimators.two_view import verify
-from mbasfm.io.cache import Cache
 from mbasfm.localization.prepared_map import Index, PreparedMap
 from mbasfm.matching.choose_pairs import nearest_of, retrieval_pairs
 from mbasfm.matching.image_matching import match_with_map
@@ -71,14 +69,15 @@ class Query:
 
 
 def match_queries(
-    prepared: PreparedMap, photos: Sequence[Photo], lenses: Sequence[Lens], config: LocalizeConfig, cache: Cache
+    prepared: PreparedMap, photos: Sequence[Photo], lenses: Sequence[Lens], num_neighbours: int, max_error_px: float
 ) -> list[Query]:
     """Match every query with its neighbours in the map, turned by quarter turns where upright finds little."""
-    queries = _match(prepared, photos, lenses, config, cache, 0)
+    how = num_neighbours, max_error_px
+    queries = _match(prepared, photos, lenses, *how, 0)
     for turns in QUARTER_TURNS if all(_can_turn(index) for index in prepared.indexes) else ():
         weak = [number for number, query in enumerate(queries) if query.num_verified < FEW_INLIERS]
         again = [queries[number].photo for number in weak]
-        turned = _match(prepared, again, [lenses[number] for number in weak], config, cache, turns)
+        turned = _match(prepared, again, [lenses[number] for number in weak], *how, turns)
         for number, query in zip(weak, turned, strict=True):
             queries[number] = max(queries[number], query, key=lambda item: item.num_verified)
     return queries
@@ -93,20 +92,20 @@ def _match(
     prepared: PreparedMap,
     photos: Sequence[Photo],
     lenses: Sequence[Lens],
-    config: LocalizeConfig,
-    cache: Cache,
+    num_neighbours: int,
+    max_error_px: float,
     turns: int,
 ) -> list[Query]:
     queries = [Query(photo, (), (), {}, turns) for photo in photos]
     for index in prepared.indexes:
         weak = [number for number, query in enumerate(queries) if not _has_many(query.matches)]
         queries = [replace(query, features=(*query.features, None)) for query in queries]
-        found = _with_matches(index, prepared, [queries[number] for number in weak], config, cache)
+        found = _with_matches(index, prepared, [queries[number] for number in weak], num_neighbours)
         for number, query in zip(weak, found, strict=True):
             queries[number] = query
 
     def verified(number: int) -> Query:
-        return _verified(queries[number], prepared, lenses[number], config.max_error_px)
+        return _verified(queries[number], prepared, lenses[number], max_error_px)
 
     return list(in_parallel(verified, range(len(queries))))
 
@@ -116,24 +115,22 @@ def _has_many(matches: Mapping[int, Matches]) -> bool:
     return sum(len(item) >= MANY_MATCHES for item in matches.values()) >= 2
 
 
-def _with_matches(
-    index: Index, prepared: PreparedMap, queries: Sequence[Query], config: LocalizeConfig, cache: Cache
-) -> list[Query]:
+def _with_matches(index: Index, prepared: PreparedMap, queries: Sequence[Query], num_neighbours: int) -> list[Query]:
     """Queries with the features of one more matcher, and its matches joined to those they have."""
     if not queries:
         return []
     photos = [query.photo for query in queries]
     turns = queries[0].quarter_turns
-    features = [item.features for item in describe_photos(photos, index.chooser, cache, turns)]
-    near = _neighbours(index, features, config.map_neighbours)
+    features = [item.features for item in describe_photos(photos, index.chooser, turns)]
+    near = _neighbours(index, features, num_neighbours)
     pairs = np.array([(m, prepared.num_frames + q) for q, row in enumerate(near) for m in row], np.int64).reshape(-1, 2)
     if isinstance(index.matcher, ImageMatcher):
         everything = [*prepared.photos, *photos]
-        features, found = match_with_map(pairs, index.features, everything, index.matcher, cache, turns)
+        features, found = match_with_map(pairs, index.features, everything, index.matcher, turns)
     else:
         # The cache knows a photograph by its digest; seen turned, it is another one.
         named = [replace(photo, digest=f"{photo.digest}|{turns}") if turns else photo for photo in photos]
-        matched = match_pairs(pairs, [*index.features, *features], [*prepared.photos, *named], index.matcher, cache)
+        matched = match_pairs(pairs, [*index.features, *features], [*prepared.photos, *named], index.matcher)
         found = list(matched)
     usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
     matches: list[dict[int, Matches]] = [dict(query.matches) for query in queries]
@@ -182,24 +179,24 @@ def lens_of(prepared: PreparedMap, frame: int) -> Lens:
 
 
 def match_each_other(
-    prepared: PreparedMap, queries: Sequence[Query], config: LocalizeConfig, cache: Cache
+    prepared: PreparedMap, queries: Sequence[Query], num_neighbours: int
 ) -> dict[tuple[int, int], Int64[np.ndarray, "_ 2"]]:
     """Matches between queries that look alike, by the first matcher, if it has features."""
     index = prepared.indexes[0]
     features = [query.features[0] for query in queries]
-    if len(queries) < 2 or config.query_neighbours == 0 or not index.words.size:
+    if len(queries) < 2 or num_neighbours == 0 or not index.words.size:
         return {}
     if isinstance(index.matcher, ImageMatcher):
         return {}  # keypoints of queries are where they match the map
     vectors = aggregate([item.descriptors for item in features if item is not None], index.words)
-    pairs = retrieval_pairs(vectors, config.query_neighbours)
+    pairs = retrieval_pairs(vectors, num_neighbours)
     photos = [
         replace(query.photo, digest=f"{query.photo.digest}|{query.quarter_turns}")
         if query.quarter_turns
         else query.photo
         for query in queries
     ]
-    found = match_pairs(pairs, [item for item in features if item is not None], photos, index.matcher, cache)
+    found = match_pairs(pairs, [item for item in features if item is not None], photos, index.matcher)
     links = {}
     for (a, b), (indices, _) in zip(pairs.tolist(), found, strict=True):
         usable = queries[a].usable[0][indices[:, 0]] & queries[b].usable[0][indices[:, 1]]

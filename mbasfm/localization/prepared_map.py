@@ -6,32 +6,30 @@ model, where they are few these are fitted to them.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pycolmap
 import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
-from mbasfm.config import Common
 from mbasfm.errors import InputError
 from mbasfm.geometry.camera import unproject
 from mbasfm.geometry.epipolar import line_distances_px
 from mbasfm.geometry.raster import values_at
 from mbasfm.geometry.rigid import invert, transform
-from mbasfm.io.cache import Cache
+from mbasfm.io.cache import active_cache
 from mbasfm.localization.map_source import MapSource
 from mbasfm.matching.choose_pairs import exhaustive_pairs, retrieval_pairs
 from mbasfm.matching.image_matching import Indices, chooser_of, match_as_images
 from mbasfm.matching.inference import counts, describe_photos, estimate_depths, match_pairs
-from mbasfm.matching.observe import load_models, warn_if_slow
+from mbasfm.matching.observe import AnyMatcher, warn_if_slow
 from mbasfm.matching.visual_words import aggregate, learn_words
 from mbasfm.models.base import DepthModel, ImageMatcher, Matcher
 from mbasfm.models.depth.files import FilesDepth
 from mbasfm.polish.polish import triangulate
-from mbasfm.runtime.progress import Progress
+from mbasfm.runtime.progress import each, stage
 from mbasfm.scene.depth_fit import MIN_POINTS_SCALE, DepthFit, fit_depth
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
@@ -86,20 +84,29 @@ class PreparedMap:
         return len(self.photos)
 
 
-def prepare(source: MapSource, config: Common, cache: Cache, progress: Progress) -> PreparedMap:
-    """Features of all matchers, retrieval vectors, depth; what is in the cache is not computed again."""
-    with progress.stage("map features") as facts:
-        indexes = _indexes(source.photos, load_models("matcher", config, progress), config, cache, progress)
+def prepare(
+    source: MapSource,
+    matchers: Sequence[AnyMatcher],
+    load_model: Callable[[], DepthModel] | None,
+    max_error_px: float,
+    seed: int,
+) -> PreparedMap:
+    """Features of all matchers, retrieval vectors, depth; what is in the cache is not computed again.
+
+    Depth is the map's own where there is no ``load_model``.
+    """
+    with stage("map features") as facts:
+        indexes = _indexes(source.photos, matchers, seed)
         pixels = [np.concatenate([index.features[n].pixels for index in indexes]) for n in range(len(source.photos))]
         facts.update(photographs=len(source.photos), keypoints=sum(map(len, pixels)))
     cameras = Cameras.with_depth_as_given(source.cam_from_world, source.intrinsics)
-    is_given = source.depth is not None and config.depth == "auto"
-    with progress.stage("map depth") as facts:
-        triangulated = _triangulated_depths(source, cameras, indexes[0], config, cache, progress)
-        if is_given:
-            depths = given_depths(source, cache)
+    is_given = load_model is None
+    with stage("map depth") as facts:
+        triangulated = _triangulated_depths(source, cameras, indexes[0], max_error_px)
+        if load_model is None:
+            depths = given_depths(source)
         else:
-            depths = _model_depths(source, triangulated, config, cache, progress)
+            depths = _model_depths(source, triangulated, load_model())
         raw = [_at_pixels(*item) for item in zip(depths, source.photos, pixels, strict=True)]
         items = zip(depths, raw, triangulated, strict=True)
         raw = [
@@ -113,21 +120,18 @@ def prepare(source: MapSource, config: Common, cache: Cache, progress: Progress)
     return PreparedMap(source.photos, cameras, keypoints, points, indexes)
 
 
-def _indexes(
-    photos: Sequence[Photo], matchers: Sequence[Any], config: Common, cache: Cache, progress: Progress
-) -> tuple[Index, ...]:
+def _indexes(photos: Sequence[Photo], matchers: Sequence[AnyMatcher], seed: int) -> tuple[Index, ...]:
     found: list[Index] = []
     offset = [0] * len(photos)
     for matcher in matchers:
         chooser, matches = chooser_of(matcher), None
-        described = progress.each(describe_photos(photos, chooser, cache), len(photos), "map features")
-        features = [item.features for item in described]
+        features = [item.features for item in each(describe_photos(photos, chooser), len(photos))]
         descriptors = [item.descriptors for item in features]
-        words, vectors = _vectors(photos, descriptors, chooser, config.seed, cache)
+        words, vectors = _vectors(photos, descriptors, chooser, seed)
         few = len(photos) <= EXHAUSTIVE_UP_TO
         pairs = exhaustive_pairs(len(photos)) if few else retrieval_pairs(vectors, NUM_NEIGHBOURS)
         if isinstance(matcher, ImageMatcher):
-            features, matches = match_as_images(pairs, photos, matcher, cache, progress)
+            features, matches = match_as_images(pairs, photos, matcher)
         usable = [counts(photo, item.pixels) for photo, item in zip(photos, features, strict=True)]
         found.append(Index(matcher, chooser, features, usable, offset, words, vectors, pairs, matches))
         offset = [begin + len(item.pixels) for begin, item in zip(offset, features, strict=True)]
@@ -135,13 +139,13 @@ def _indexes(
 
 
 def _vectors(
-    photos: Sequence[Photo], descriptors: Sequence[np.ndarray], matcher: Matcher, seed: int, cache: Cache
+    photos: Sequence[Photo], descriptors: Sequence[np.ndarray], matcher: Matcher, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     def compute() -> dict[str, np.ndarray]:
         words = learn_words(descriptors, seed)
         return {"words": words, "vectors": aggregate(descriptors, words)}
 
-    arrays = cache.get(f"words-1|{matcher.key}|{_digest_of(photos)}|{seed}", compute)
+    arrays = active_cache().get(f"words-1|{matcher.key}|{_digest_of(photos)}|{seed}", compute)
     return arrays["words"], arrays["vectors"]
 
 
@@ -153,36 +157,31 @@ def _digest_of(photos: Sequence[Photo]) -> str:
 # Depth
 
 
-def given_depths(source: MapSource, cache: Cache) -> list[DepthEstimate]:
+def given_depths(source: MapSource) -> list[DepthEstimate]:
     """Depth maps from files; NaN everywhere for a photograph without one."""
     model = FilesDepth(str(source.depth))
     there = [photo for photo in source.photos if model.find(photo.name) is not None]
-    found = dict(zip((photo.name for photo in there), depths_of(there, model, cache), strict=True))
+    found = dict(zip((photo.name for photo in there), depths_of(there, model), strict=True))
     return [found.get(photo.name, NO_DEPTH) for photo in source.photos]
 
 
 def _model_depths(
-    source: MapSource,
-    triangulated: Sequence[Float64[np.ndarray, " _"]],
-    config: Common,
-    cache: Cache,
-    progress: Progress,
+    source: MapSource, triangulated: Sequence[Float64[np.ndarray, " _"]], model: DepthModel
 ) -> list[DepthEstimate]:
     """A model's maps of the photographs that have enough points to fit one to, but not so many as to do without."""
-    (model,) = load_models("depth", config, progress)
     numbers = [int(np.isfinite(depth).sum()) for depth in triangulated]
     few = [
         photo for photo, number in zip(source.photos, numbers, strict=True) if MIN_POINTS_SCALE <= number < MANY_POINTS
     ]
-    warn_if_slow(few, model, cache, progress)
-    estimates = progress.each(depths_of(few, model, cache), len(few), "map depth")
+    warn_if_slow(few, model)
+    estimates = each(depths_of(few, model), len(few))
     found = dict(zip((photo.name for photo in few), estimates, strict=True))
     return [found.get(photo.name, NO_DEPTH) for photo in source.photos]
 
 
-def depths_of(photos: Sequence[Photo], model: DepthModel, cache: Cache) -> Iterator[DepthEstimate]:
+def depths_of(photos: Sequence[Photo], model: DepthModel) -> Iterator[DepthEstimate]:
     """Depth of every photograph; raises the error of the first that fails."""
-    for found in estimate_depths(photos, model, cache):
+    for found in estimate_depths(photos, model):
         if isinstance(found, InputError):
             raise found
         yield found
@@ -216,45 +215,41 @@ def _filled(raw: Float32[np.ndarray, " A"], known: Float64[np.ndarray, " B"]) ->
 
 
 def _triangulated_depths(
-    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, progress: Progress
+    source: MapSource, cameras: Cameras, index: Index, max_error_px: float
 ) -> list[Float64[np.ndarray, " _"]]:
     """Depth of the first matcher's keypoints that known poses triangulate; NaN for the others."""
     sizes = [len(item.pixels) for item in index.features]
 
     def compute() -> dict[str, np.ndarray]:
-        model = triangulate_map(source, cameras, index, config, cache, progress)
+        model = triangulate_map(source, cameras, index, max_error_px)
         return {"depth": np.concatenate([np.zeros(0), *_depths_of(model, sizes)])}
 
     intrinsics = source.intrinsics
     numbers = [source.cam_from_world, intrinsics.focal, intrinsics.center, intrinsics.distortion]
     state = hashlib.sha256(b"".join(np.ascontiguousarray(value.numpy()).tobytes() for value in numbers)).hexdigest()
-    key = f"triangulated-1|{index.matcher.key}|{_digest_of(source.photos)}|{state}|{config.max_error_px}"
-    return np.split(cache.get(key, compute)["depth"], np.cumsum(sizes)[:-1])
+    key = f"triangulated-1|{index.matcher.key}|{_digest_of(source.photos)}|{state}|{max_error_px}"
+    return np.split(active_cache().get(key, compute)["depth"], np.cumsum(sizes)[:-1])
 
 
-def triangulate_map(
-    source: MapSource, cameras: Cameras, index: Index, config: Common, cache: Cache, progress: Progress
-) -> pycolmap.Reconstruction:
+def triangulate_map(source: MapSource, cameras: Cameras, index: Index, max_error_px: float) -> pycolmap.Reconstruction:
     """A model with the points that known poses triangulate from a matcher's matches; image ids are frames plus one."""
-    views = map_views(source.photos, cameras, index, config, cache, progress)
+    views = map_views(source.photos, cameras, index, max_error_px)
     keypoints = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in index.features]
     names = [photo.name for photo in source.photos]
     return triangulate(names, range(len(names)), cameras, views, keypoints)
 
 
-def map_views(
-    photos: Sequence[Photo], cameras: Cameras, index: Index, config: Common, cache: Cache, progress: Progress
-) -> list[TwoView]:
+def map_views(photos: Sequence[Photo], cameras: Cameras, index: Index, max_error_px: float) -> list[TwoView]:
     """Pairs of the map's photographs that look alike, with the matches that agree with their poses."""
     if index.found is None:
-        found = match_pairs(index.pairs, index.features, photos, index.chooser, cache)
+        found = match_pairs(index.pairs, index.features, photos, index.chooser)
     else:
         found = iter(index.found)
     views = []
-    matched = progress.each(found, len(index.pairs), "map matches")
+    matched = each(found, len(index.pairs))
     for (i, j), (indices, _) in zip(index.pairs.tolist(), matched, strict=True):
         usable = indices[index.usable[i][indices[:, 0]] & index.usable[j][indices[:, 1]]]
-        view = posed_view((i, j), usable, index.features, cameras, POSE_SLACK * config.max_error_px)
+        view = posed_view((i, j), usable, index.features, cameras, POSE_SLACK * max_error_px)
         if view is not None:
             views.append(view)
     return views

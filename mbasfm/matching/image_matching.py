@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from mbasfm.io.cache import Cache
+from mbasfm.io.cache import active_cache
 from mbasfm.io.images import read_upright
 from mbasfm.matching.inference import turned_back
 from mbasfm.matching.merge_keypoints import End, cell_px, consolidate, nearest_keypoints, one_to_one
 from mbasfm.models.base import ImageMatcher, Matcher
 from mbasfm.models.registry import load_model
-from mbasfm.runtime.progress import Progress
+from mbasfm.runtime.progress import each
 from mbasfm.runtime.threads import all_cores
 from mbasfm.types.photos import Features, Photo, PixelMatches
 
@@ -36,14 +36,14 @@ def chooser_of(matcher: Any) -> Matcher:
 
 
 def match_as_images(
-    pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: ImageMatcher, cache: Cache, progress: Progress
+    pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: ImageMatcher
 ) -> tuple[list[Features], list[Indices]]:
     """Keypoints of every photograph at which its pairs found something, and their matches in every pair.
 
     Some matchers find pixels on a grid in the first image and anywhere in the second. Which of two photographs comes
     first is drawn by lot, so that each has pixels on its own grid in about half of its pairs, and these share them.
     """
-    found = progress.each(_by_lot(pairs.tolist(), photos, matcher, cache), len(pairs), "matching")
+    found = each(_by_lot(pairs.tolist(), photos, matcher), len(pairs))
     ends = [
         End(frame, pixels, item.confidence)
         for pair, item in zip(pairs.tolist(), found, strict=True)
@@ -59,7 +59,6 @@ def match_with_map(
     known: Sequence[Features],
     photos: Sequence[Photo],
     matcher: ImageMatcher,
-    cache: Cache,
     quarter_turns: int,
 ) -> tuple[list[Features], list[Indices]]:
     """Keypoints of new photographs, which come after those whose features are known, and their matches with these.
@@ -67,7 +66,7 @@ def match_with_map(
     A match counts if it begins at a known keypoint. The new photographs are seen turned.
     """
     starts, ends = [], []
-    found = pixel_matches(pairs.tolist(), photos, matcher, cache, quarter_turns)
+    found = pixel_matches(pairs.tolist(), photos, matcher, quarter_turns)
     for (m, q), item in zip(pairs.tolist(), found, strict=True):
         start = nearest_keypoints(item.pixels_i, known[m].pixels, cell_px(known[m].size))
         starts.append(start[start >= 0])
@@ -78,13 +77,11 @@ def match_with_map(
     return [_features(photo, pixels) for photo, pixels in zip(new, keypoints, strict=True)], matches
 
 
-def _by_lot(
-    pairs: Sequence[Sequence[int]], photos: Sequence[Photo], matcher: ImageMatcher, cache: Cache
-) -> Iterator[PixelMatches]:
+def _by_lot(pairs: Sequence[Sequence[int]], photos: Sequence[Photo], matcher: ImageMatcher) -> Iterator[PixelMatches]:
     """Matches of every pair, in a random direction that depends on content only and so is the same in every run."""
     swapped = [_is_swapped(photos[i], photos[j]) for i, j in pairs]
     drawn = [(j, i) if swap else (i, j) for (i, j), swap in zip(pairs, swapped, strict=True)]
-    for swap, item in zip(swapped, pixel_matches(drawn, photos, matcher, cache), strict=True):
+    for swap, item in zip(swapped, pixel_matches(drawn, photos, matcher), strict=True):
         yield PixelMatches(item.pixels_j, item.pixels_i, item.confidence) if swap else item
 
 
@@ -105,10 +102,10 @@ def pixel_matches(
     pairs: Sequence[Sequence[int]],
     photos: Sequence[Photo],
     matcher: ImageMatcher,
-    cache: Cache,
     quarter_turns: int = 0,
 ) -> Iterator[PixelMatches]:
     """Matches of every pair, the second photograph turned; networks use all cores by themselves."""
+    cache = active_cache()
     read = lru_cache(IMAGES_IN_MEMORY)(read_upright)
 
     def match(first: Photo, second: Photo) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.errors import InputError
 from mbasfm.geometry.raster import values_at
-from mbasfm.io.cache import Cache
+from mbasfm.io.cache import Cache, active_cache
 from mbasfm.io.images import read_upright
 from mbasfm.io.masks import read_mask
 from mbasfm.models.base import DepthModel, Matcher
@@ -29,14 +29,12 @@ class Described:
     colors: UInt8[np.ndarray, "M 3"]
 
 
-def describe_photos(
-    photos: Sequence[Photo], matcher: Matcher, cache: Cache, quarter_turns: int = 0
-) -> Iterator[Described]:
+def describe_photos(photos: Sequence[Photo], matcher: Matcher, quarter_turns: int = 0) -> Iterator[Described]:
     """Features of every photograph, on all cores.
 
     With quarter turns (counter-clockwise) the matcher sees the photograph turned; pixels are those of the upright one.
     """
-    turned = f"|{quarter_turns}" if quarter_turns else ""
+    cache, turned = active_cache(), f"|{quarter_turns}" if quarter_turns else ""
 
     def describe(photo: Photo) -> Described:
         key = f"features|{matcher.key}|{photo.digest}|{photo.name}{turned}"
@@ -44,7 +42,7 @@ def describe_photos(
         features = Features(arrays["pixels"], arrays["descriptors"], photo.name, (photo.width, photo.height))
         return Described(features, arrays["colors"])
 
-    return shared_in_parallel(describe, photos, cache)
+    return shared_in_parallel(describe, photos)
 
 
 def _describe(photo: Photo, matcher: Matcher, quarter_turns: int) -> dict[str, np.ndarray]:
@@ -76,12 +74,13 @@ def turned_back(
 
 
 def estimate_depths(
-    photos: Sequence[Photo], model: DepthModel, cache: Cache, min_confidence: float = 0.0
+    photos: Sequence[Photo], model: DepthModel, min_confidence: float = 0.0
 ) -> Iterator[DepthEstimate | InputError]:
     """Depth of every photograph, or the error that prevents it; networks use all cores by themselves.
 
     Where a model is no surer than ``min_confidence``, depth is unknown.
     """
+    cache = active_cache()
     if world_size() > 1 and cache.is_kept:
         for _ in _estimate_each(mine(photos), model, cache, min_confidence):
             pass
@@ -127,8 +126,9 @@ def _estimate_together(photos: Sequence[Photo], model: Any) -> dict[Photo, Depth
     return dict(zip(photos, estimates, strict=True))
 
 
-def photo_vectors(photos: Sequence[Photo], model: Any, cache: Cache) -> Iterator[Float32[np.ndarray, " D"]]:
+def photo_vectors(photos: Sequence[Photo], model: Any) -> Iterator[Float32[np.ndarray, " D"]]:
     """One vector per photograph that describes it as a whole."""
+    cache = active_cache()
 
     def compute(photo: Photo) -> dict[str, np.ndarray]:
         with all_cores():
@@ -169,9 +169,9 @@ def match_pairs(
     features: Sequence[Features],
     photos: Sequence[Photo],
     matcher: Matcher,
-    cache: Cache,
 ) -> Iterator[tuple[Int64[np.ndarray, "M 2"], Float32[np.ndarray, " M"]]]:
     """Indices of matched features and their confidence, for every pair."""
+    cache = active_cache()
 
     def match(pair: tuple[int, int]) -> dict[str, np.ndarray]:
         found = matcher.match(features[pair[0]], features[pair[1]])
@@ -182,7 +182,7 @@ def match_pairs(
         arrays = cache.get(key, lambda: match(pair))
         return arrays["indices"], arrays["confidence"]
 
-    return shared_in_parallel(cached, [(i, j) for i, j in pairs.tolist()], cache)
+    return shared_in_parallel(cached, [(i, j) for i, j in pairs.tolist()])
 
 
 def match_key(matcher: Matcher, first: Photo, second: Photo) -> str:
@@ -196,9 +196,9 @@ def keypoints_of(photo: Photo, features: Features, depth: DepthEstimate) -> Keyp
     return Keypoints(features.pixels, np.where(raw > 0, raw, np.nan).astype(np.float32))
 
 
-def shared_in_parallel(work: Callable[[Item], Result], items: Sequence[Item], cache: Cache) -> Iterator[Result]:
+def shared_in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
     """Results as of ``in_parallel``; processes share the work through the cache, and each reads what others did."""
-    if world_size() > 1 and cache.is_kept:
+    if world_size() > 1 and active_cache().is_kept:
         for _ in in_parallel(work, mine(items)):
             pass
         wait_for_all()

@@ -13,7 +13,6 @@ from torch import Tensor
 from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.adjust.problem import Step
 from mbasfm.config import stages_of
-from mbasfm.matching.observe import Observations
 from mbasfm.objective.distribution import Binning, count_bins
 from mbasfm.objective.isotropic import isotropic
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
@@ -24,6 +23,7 @@ from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.sfm.outcome import Run
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.observations import Observations
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate
 from mbasfm.types.samples import SampleSource

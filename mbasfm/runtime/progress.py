@@ -1,10 +1,15 @@
-"""Progress of a run: seconds and peak memory of every stage for the report, time left for the user."""
+"""Progress of a run: seconds and peak memory of every stage for the report, time left for the user.
+
+Who starts a run makes its `Progress` the active one. Stages then need not be handed it: `stage`, `each` and `say` reach
+whatever is active, and nothing where nobody is listening.
+"""
 
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,14 +27,24 @@ class Progress:
 
     def __init__(self, console: Console | None = None, verbose: bool = False):
         self._console, self._verbose = console, verbose
+        self._stage = ""
         self.stages: list[dict[str, Any]] = []
         self.notes: list[str] = []
+
+    @contextmanager
+    def active(self) -> Iterator["Progress"]:
+        """Listen to `stage`, `each` and `say` of this module."""
+        token = _ACTIVE.set(self)
+        try:
+            yield self
+        finally:
+            _ACTIVE.reset(token)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[dict[str, Any]]:
         """Time a stage; what the caller puts into the dictionary goes into the report."""
         facts: dict[str, Any] = {}
-        begin = time.perf_counter()
+        begin, self._stage = time.perf_counter(), name
         yield facts
         seconds = time.perf_counter() - begin
         self.stages.append({"name": name, "seconds": seconds, "peak_memory_mb": peak_memory_mb(), **facts})
@@ -38,13 +53,13 @@ class Progress:
             shown = ", ".join(f"{key} {_text(value)}" for key, value in told.items())
             self._console.print(f"[bold]{name:<11}[/] {seconds:7.1f} s  {shown}", highlight=False)
 
-    def each(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
-        """Pass items on and show progress: a bar on a terminal, else a line now and then."""
+    def each(self, items: Iterable[Item], total: int) -> Iterator[Item]:
+        """Pass the items of a stage on and show progress: a bar on a terminal, else a line now and then."""
         if self._console is None:
             yield from items
             return
         if not self._console.is_terminal:
-            yield from self._each_with_lines(items, total, what)
+            yield from self._each_with_lines(items, total)
             return
         columns = (
             TextColumn("{task.description}"),
@@ -54,9 +69,9 @@ class Progress:
             TimeRemainingColumn(),
         )
         with ProgressBar(*columns, console=self._console, transient=True) as bar:
-            yield from bar.track(items, total=total, description=what)
+            yield from bar.track(items, total=total, description=self._stage)
 
-    def _each_with_lines(self, items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+    def _each_with_lines(self, items: Iterable[Item], total: int) -> Iterator[Item]:
         assert self._console is not None
         begin = last = time.perf_counter()
         for number, item in enumerate(items, 1):
@@ -64,13 +79,35 @@ class Progress:
             now = time.perf_counter()
             if now - last > SECONDS_BETWEEN_LINES:
                 last, left = now, (now - begin) / number * (total - number)
-                self._console.print(f"{what} {number} of {total}, about {left:.0f} s left", highlight=False)
+                self._console.print(f"{self._stage} {number} of {total}, about {left:.0f} s left", highlight=False)
 
     def say(self, note: str) -> None:
         """Tell the user a sentence, now and in the report."""
         self.notes.append(note)
         if self._console is not None:
             self._console.print(note, highlight=False)
+
+
+_ACTIVE: ContextVar[Progress] = ContextVar("progress")
+
+
+def _active() -> Progress:
+    return _ACTIVE.get(None) or Progress()
+
+
+def stage(name: str) -> AbstractContextManager[dict[str, Any]]:
+    """Time a stage of the active run; what the caller puts into the dictionary goes into the report."""
+    return _active().stage(name)
+
+
+def each(items: Iterable[Item], total: int) -> Iterator[Item]:
+    """Pass the items of a stage on, showing the progress of the active run."""
+    return _active().each(items, total)
+
+
+def say(note: str) -> None:
+    """Tell the user of the active run a sentence, now and in the report."""
+    _active().say(note)
 
 
 def peak_memory_mb() -> float:

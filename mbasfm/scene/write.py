@@ -13,9 +13,8 @@ from mbasfm.errors import InputError
 from mbasfm.geometry.raster import values_at
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.masks import read_mask
-from mbasfm.matching.observe import Observations
 from mbasfm.runtime.parallel import in_parallel
-from mbasfm.runtime.progress import Progress
+from mbasfm.runtime.progress import stage
 from mbasfm.scene.depth_fit import DepthFit, fit_depth, says_something
 from mbasfm.scene.depth_maps import write_depth
 from mbasfm.scene.export import KINDS, export_scene, original_cameras, write_images
@@ -23,13 +22,14 @@ from mbasfm.scene.folder import Scene, points_seen, read_scenes
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.scene.undistort import is_distorted, undistort_map
 from mbasfm.types.cameras import Cameras
+from mbasfm.types.observations import Observations
 from mbasfm.types.photos import DepthEstimate
 from mbasfm.types.scene import View
 
 
-def write_scene(result: Reconstruction, observations: Observations, folder: Path, progress: Progress) -> None:
+def write_scene(result: Reconstruction, observations: Observations, folder: Path) -> None:
     """Write the whole scene folder, the report last; files of an older result are removed."""
-    with progress.stage("export") as facts:
+    with stage("export") as facts:
         originals = {photo.name: photo.path for photo in observations.photos}
         own = {path.resolve() for path in originals.values()}
         _remove_older(folder, own)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from mbasfm.adjust.pose_priors import PosePriors
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.geometry.similarity import Pairs, Similarity, find_up, is_line, robust_similarity, turn_to_z
-from mbasfm.runtime.progress import Progress
+from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.sfm.user_files import World
 
@@ -20,19 +20,19 @@ AGREES = 0.5
 """Weight from which on a camera counts as one that agrees."""
 
 
-def align_world(result: Reconstruction, world: World | None, progress: Progress) -> Reconstruction:
+def align_world(result: Reconstruction, world: World | None) -> Reconstruction:
     """Move every component into the wanted world; one that shares too few cameras with it stays where it is."""
     if world is None:
         return result
     rows, facts_of = [dict(row) for row in result.report["images"]], []
     cameras, models = result.cameras, [copy.deepcopy(model) for model in result.models]
-    with progress.stage("align") as facts:
+    with stage("align") as facts:
         for number, model in enumerate(models):
             chosen = result.component == number
             fit = _fit(cameras.cam_from_world, chosen, world)
             facts_of.append({"component": number, "aligned": fit is not None} | (fit.facts if fit else {}))
             if fit is None:
-                progress.say(f"component {number} shares too few cameras with the wanted world; it stays in its own")
+                say(f"component {number} shares too few cameras with the wanted world; it stays in its own")
                 continue
             cameras = fit.new_from_old.cameras(cameras, chosen)
             move_model(model, fit.new_from_old)

@@ -1,7 +1,7 @@
 """The end of a reconstruction: polish of every component, and a second try for what was left out."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,22 +10,33 @@ from jaxtyping import Int64
 
 from mbasfm.adjust.adjust import Adjustment
 from mbasfm.adjust.pose_priors import PosePriors, anchor
-from mbasfm.config import BENT, Config
-from mbasfm.matching.observe import Observations
+from mbasfm.config import BENT, LensKind
 from mbasfm.polish.colmap_mapper import Freedom
 from mbasfm.polish.guided_matching import match_along_lines
 from mbasfm.polish.place_by_points import Second, place_by_points
 from mbasfm.polish.polish import Polished, PolishSettings, polish, triangulate
-from mbasfm.runtime.progress import Progress
+from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction, color_points
 from mbasfm.sfm.outcome import find_reasons, has_parallax, image_rows
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, lenses_of
 from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.observations import Observations
 from mbasfm.types.pairs import TwoView
 
 MANY_SHARE = 4
 """A camera of so many photographs may have its principal point and radial term refined."""
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """How components are finished, named as in the settings, which say what each means."""
+
+    polish: bool = True
+    lens: LensKind = "auto"
+    max_error_px: float = 3.0
+    tracks_per_frame: int = 1000
+    seed: int = 0
 
 
 def finish(
@@ -34,8 +45,7 @@ def finish(
     views: Sequence[TwoView],
     adjustment: Adjustment | None,
     priors: PosePriors | None,
-    config: Config,
-    progress: Progress,
+    how: Finishing,
 ) -> Reconstruction:
     """Polish every component, give left-out frames a second chance, and say what became of every photograph."""
     count = len(observations.photos)
@@ -44,17 +54,17 @@ def finish(
     if adjustment is not None and priors is not None:
         adjustment = anchored(adjustment, torch.from_numpy(find_components(kept, count)), priors)
     cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, observations)
-    with progress.stage("polish") as facts:
-        finished, cameras = _finish_components(observations, start, kept, cameras, priors, config)
+    with stage("polish") as facts:
+        finished, cameras = _finish_components(observations, start, kept, cameras, priors, how)
         facts["components"] = [_component_facts(item) for item in finished]
-    with progress.stage("retry") as facts:
+    with stage("retry") as facts:
         added, cameras = _second_chances(observations, finished, cameras)
         facts["placed"] = len({second.frame for second in added})
-        more = _more_views(observations, kept, added, cameras, config) if config.polish or added else kept
+        more = _more_views(observations, kept, added, cameras, how) if how.polish or added else kept
         facts["matches"] = sum(view.num_inliers for view in more) - sum(view.num_inliers for view in kept)
         if facts["matches"] or added:
             kept = more
-            finished, cameras = _finish_components(observations, start, kept, cameras, priors, config)
+            finished, cameras = _finish_components(observations, start, kept, cameras, priors, how)
             facts["components"] = [_component_facts(item) for item in finished]
     for item in finished:
         color_points(item.model, observations.colors)
@@ -62,22 +72,22 @@ def finish(
     frames = Frames(tuple(photo.name for photo in observations.photos), start.intrinsics.sizes, start.intrinsics.group)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
     report = {"images": image_rows(observations, component, reasons, adjustment)}
-    _tell(report["images"], len(finished), progress)
+    _tell(report["images"], len(finished))
     models = tuple(item.model for item in finished)
     return Reconstruction(frames, pose_graph(kept), cameras, registered, numbers, models, report)
 
 
-def _tell(rows: Sequence[dict[str, Any]], num_components: int, progress: Progress) -> None:
+def _tell(rows: Sequence[dict[str, Any]], num_components: int) -> None:
     """What somebody should know who does not look at the report."""
     if num_components > 1:
-        progress.say(
+        say(
             f"The photographs fall into {num_components} groups that nothing connects: sparse/0, the largest, to"
             f" sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
         )
     for number in range(num_components):
         members = [row for row in rows if row["component"] == number]
         if not has_parallax(members):
-            progress.say(
+            say(
                 f"There is no parallax in component {number}: the camera turned but did not move. Directions of its"
                 f" {len(members)} cameras can be trusted, distances and points cannot."
             )
@@ -89,7 +99,7 @@ def _finish_components(
     views: Sequence[TwoView],
     cameras: Cameras,
     priors: PosePriors | None,
-    config: Config,
+    how: Finishing,
 ) -> tuple[list[Polished], Cameras]:
     """Polish all components, largest first."""
     component = find_components(views, len(observations.photos))
@@ -97,21 +107,21 @@ def _finish_components(
     for number in range(int(component.max(initial=-1)) + 1):
         frames = np.flatnonzero(component == number).tolist()
         mine = None if priors is None else priors.of(torch.from_numpy(component == number))
-        finished.append(_finish_component(observations, views, cameras, frames, _settings(start, frames, mine, config)))
+        finished.append(_finish_component(observations, views, cameras, frames, _settings(start, frames, mine, how)))
         cameras = finished[-1].cameras
     return finished, cameras
 
 
 def _settings(
-    start: StartIntrinsics, frames: list[int], priors: PosePriors | None, config: Config
+    start: StartIntrinsics, frames: list[int], priors: PosePriors | None, how: Finishing
 ) -> PolishSettings | None:
     """How to polish a component; None if that is switched off."""
     known = bool(start.is_known[frames].all())
     shared = bool((torch.bincount(start.intrinsics.group)[start.intrinsics.group[frames]] >= MANY_SHARE).all())
-    lens = shared if config.lens == "auto" else config.lens in BENT
+    lens = shared if how.lens == "auto" else how.lens in BENT
     is_free = not known and lens
-    freedom = Freedom(focal=not known, lens=is_free, model=config.lens if is_free else "auto")
-    return PolishSettings(freedom, config.tracks_per_frame, config.seed, priors) if config.polish else None
+    freedom = Freedom(focal=not known, lens=is_free, model=how.lens if is_free else "auto")
+    return PolishSettings(freedom, how.tracks_per_frame, how.seed, priors) if how.polish else None
 
 
 def _finish_component(
@@ -155,11 +165,11 @@ def _second_chances(
 
 
 def _more_views(
-    observations: Observations, kept: Sequence[TwoView], added: Sequence[Second], cameras: Cameras, config: Config
+    observations: Observations, kept: Sequence[TwoView], added: Sequence[Second], cameras: Cameras, how: Finishing
 ) -> list[TwoView]:
     """The pairs, those of frames that were added, and what is found along the epipolar lines of all."""
     views = [*kept, *(view for second in added for view in second.views)]
-    return match_along_lines(views, cameras, observations.keypoints, observations.descriptors, config.max_error_px)
+    return match_along_lines(views, cameras, observations.keypoints, observations.descriptors, how.max_error_px)
 
 
 def _matches_of(observations: Observations, frame: int) -> dict[int, Int64[np.ndarray, "M 2"]]:

@@ -10,10 +10,10 @@ from jaxtyping import Int64
 
 from mbasfm.adjust.adjust import Adjustment
 from mbasfm.config import Config
-from mbasfm.matching.observe import Observations
 from mbasfm.scene.reconstruction import spread_of
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import Cameras
+from mbasfm.types.observations import Observations
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.samples import SampleSource
 
@@ -67,6 +67,19 @@ class Placed:
     start: Cameras
     samples: SampleSource
     adjustment: Adjustment
+
+    @property
+    def score(self) -> float:
+        """S^m at the end; minus infinity where no step was taken."""
+        steps = self.adjustment.steps
+        return steps[-1][1].score if steps else float("-inf")
+
+    def facts(self) -> dict[str, Any]:
+        """What the report says about the adjustment."""
+        adjustment = self.adjustment
+        share = float(adjustment.diagnosis.inlier_share[adjustment.registered].mean())
+        counts = {"steps": len(adjustment.steps), "registered": int(adjustment.registered.sum())}
+        return counts | {"score": self.score, "inlier_share": share}
 
 
 @dataclass(frozen=True)

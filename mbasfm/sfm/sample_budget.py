@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mbasfm.config import Config
 from mbasfm.errors import ConfigError
 from mbasfm.runtime.distributed import from_main, is_main, wait_for_all
-from mbasfm.runtime.progress import Progress, present_memory_mb
+from mbasfm.runtime.progress import present_memory_mb, say
 from mbasfm.sfm.pairs.pose_graph import strongest_pairs
 from mbasfm.sfm.sample_store import create_samples, open_samples
 from mbasfm.sfm.sampling import draw_into, draw_samples
@@ -124,17 +123,21 @@ class Stock:
 
 
 def within_budget(
-    views: list[TwoView], num_frames: int, config: Config, folder: Path | None, progress: Progress
+    views: list[TwoView],
+    num_frames: int,
+    samples_per_edge: int,
+    is_split: bool,
+    max_memory_gb: float | None,
+    folder: Path | None,
 ) -> tuple[list[TwoView], Stock]:
     """Of the pairs those that fit into memory, and where to put their samples."""
     degree = int(np.bincount([end for view in views for end in (view.i, view.j)], minlength=1).max())
-    budget = None if config.max_memory_gb is None else config.max_memory_gb * GB
-    is_split, used = config.objective == "split", present_memory_mb() * (1 << 20)
+    budget, used = None if max_memory_gb is None else max_memory_gb * GB, present_memory_mb() * (1 << 20)
     plan = from_main(  # the same for all processes, however much each has in use
-        lambda: plan_memory(num_frames, degree, 2 * len(views), config.samples_per_edge, is_split, budget, used)
+        lambda: plan_memory(num_frames, degree, 2 * len(views), samples_per_edge, is_split, budget, used)
     )
     if plan.pairs_per_frame < degree:
         views = strongest_pairs(views, num_frames, plan.pairs_per_frame)
     if budget is not None:
-        progress.say(f"for {config.max_memory_gb:g} GB: {plan.sentence(len(views))}")
+        say(f"for {max_memory_gb:g} GB: {plan.sentence(len(views))}")
     return views, Stock(plan, folder)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
 
-from mbasfm.config import Grouping, LensKind
+from mbasfm.config import BENT, Grouping, LensKind
 from mbasfm.estimators.focal_votes import search_focal
 from mbasfm.io.calibration import KnownCamera
-from mbasfm.types.cameras import Intrinsics, Lens
+from mbasfm.types.cameras import Fixed, Intrinsics, Lens
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate, Photo
 
@@ -30,6 +30,16 @@ class StartIntrinsics:
     is_exif: torch.Tensor
     is_init: torch.Tensor
     """Frames whose intrinsics come from the model to start from: like those of the metadata they are refined."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether something is told about every frame, so that no focal length had to be searched for."""
+        return bool((self.is_exif | self.is_init | self.is_known).all())
+
+    def held(self, lens: LensKind) -> Fixed:
+        """Unknowns that adjustment holds: the user's intrinsics, and the radial term of a lens that is not bent."""
+        fixed = replace(Fixed.build(len(self.is_known), radial=lens not in BENT), focal=self.is_known)
+        return replace(fixed, radial=fixed.radial | self.is_known)
 
 
 @dataclass(frozen=True)

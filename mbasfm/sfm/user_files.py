@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Float64, Int64
 
 from mbasfm.adjust.pose_priors import MIN_POSES, MIN_POSITIONS, PosePriors
-from mbasfm.config import Common, Config
+from mbasfm.config import LensKind
 from mbasfm.errors import InputError
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.io.calibration import KnownCamera, at_resolution, read_calibration
@@ -49,6 +49,21 @@ class World:
 
 
 @dataclass(frozen=True)
+class UserFiles:
+    """What the user gives, named as in the settings, which say what each means."""
+
+    cameras: str | None = None
+    focal: float | None = None
+    lens: LensKind = "auto"
+    init: str | None = None
+    priors: str | None = None
+    prior_sigma_m: float | None = None
+    prior_sigma_deg: float = 5.0
+    pairs: str = "auto"
+    align: str | None = None
+
+
+@dataclass(frozen=True)
 class Given:
     """All that was given."""
 
@@ -62,25 +77,25 @@ class Given:
     """Which pairs to match, where a file says so."""
 
 
-def read_given(photos: Sequence[Photo], config: Config) -> Given:
+def read_given(photos: Sequence[Photo], files: UserFiles) -> Given:
     """Read all files, each once; what is wrong with them is said before anything is computed."""
-    held = held_cameras(photos, config.cameras, config.focal)
-    init = None if config.init is None else read_poses(Path(config.init))
+    held = held_cameras(photos, files.cameras, files.focal)
+    init = None if files.init is None else read_poses(Path(files.init))
     poses = {} if init is None else _poses_of(init, photos)
-    rough = {} if init is None or held else _rough_cameras(init, photos, config.lens == "pinhole")
-    pairs = None if config.pairs in PAIR_MODES else read_pairs(Path(config.pairs), [photo.name for photo in photos])
-    priors, facts = (None, {}) if config.priors is None else _priors(config.priors, photos, config)
-    world = None if config.init is None else _model_world(config.init, poses)
-    if config.align is not None:
-        world = _world(config.align, photos)
+    rough = {} if init is None or held else _rough_cameras(init, photos, files.lens == "pinhole")
+    pairs = None if files.pairs in PAIR_MODES else read_pairs(Path(files.pairs), [photo.name for photo in photos])
+    priors, facts = (None, {}) if files.priors is None else _priors(files.priors, photos, files)
+    world = None if files.init is None else _model_world(files.init, poses)
+    if files.align is not None:
+        world = _world(files.align, photos)
     elif priors is not None:
         world = World("priors", {}, {}, facts, priors)
     return Given(GivenCameras(held, rough), poses, world, priors, pairs)
 
 
-def cameras_alone(photos: Sequence[Photo], config: Common) -> GivenCameras:
+def cameras_alone(photos: Sequence[Photo], cameras: str | None, focal_px: float | None) -> GivenCameras:
     """The intrinsics that the user vouches for, where there is no model to start from."""
-    return GivenCameras(held_cameras(photos, config.cameras, config.focal), {})
+    return GivenCameras(held_cameras(photos, cameras, focal_px), {})
 
 
 def held_cameras(photos: Sequence[Photo], cameras: str | None, focal_px: float | None) -> dict[str, KnownCamera]:
@@ -112,14 +127,14 @@ def _rough_cameras(file: PoseFile, photos: Sequence[Photo], is_pinhole: bool) ->
     return found
 
 
-def _priors(source: str, photos: Sequence[Photo], config: Config) -> tuple[PosePriors, dict[str, Any]]:
+def _priors(source: str, photos: Sequence[Photo], files: UserFiles) -> tuple[PosePriors, dict[str, Any]]:
     file = read_priors(source, photos, _times(photos))
-    usual = config.prior_sigma_m or (GPS_SIGMA_M if file.origin else SIGMA_M)
+    usual = files.prior_sigma_m or (GPS_SIGMA_M if file.origin else SIGMA_M)
     known = [(n, file.of_photo[photo.name]) for n, photo in enumerate(photos) if photo.name in file.of_photo]
     few = MIN_POSES if any(prior.has_rotation for _, prior in known) else MIN_POSITIONS
     if len(known) < few:
         raise InputError(f"--priors {source}: it knows {len(known)} of {len(photos)} photographs; {few} are needed")
-    turns = [prior.sigma_deg or config.prior_sigma_deg if prior.has_rotation else math.inf for _, prior in known]
+    turns = [prior.sigma_deg or files.prior_sigma_deg if prior.has_rotation else math.inf for _, prior in known]
     priors = PosePriors(
         torch.tensor([number for number, _ in known]),
         torch.from_numpy(np.stack([prior.cam_from_world for _, prior in known])),

@@ -197,19 +197,18 @@ def run_classical(assignment: Assignment, triangulated: bool, threshold_px: floa
     """Poses by points from triangulation or depth, with the same features and matches as ours."""
     chart, progress, photos = assignment.load_map(), assignment.progress, assignment.photos
     prepared, config = chart.prepared, assignment.config
-    given = cameras_alone(photos, config)
+    given = cameras_alone(photos, config.cameras, config.focal)
     lenses = lenses_of(known_intrinsics(photos, given, config.intrinsics).intrinsics)
     unknown = [photo.name for photo, lens in zip(photos, lenses, strict=True) if not np.isfinite(lens.focal).all()]
     if unknown:
         raise InputError(f"{unknown[0]}: no intrinsics, which the classical pipeline needs; use intrinsics = known")
-    store = Cache(assignment.cache)
-    with progress.stage("matching"):
-        queries = match_queries(prepared, photos, lenses, assignment.config, store)
+    with Cache(assignment.cache).active(), progress.stage("matching"):
+        queries = match_queries(prepared, photos, lenses, config.map_neighbours, config.max_error_px)
         sightings = [query.sightings(prepared) for query in queries]
     if triangulated:
-        with progress.stage("map points"):
+        with Cache(assignment.cache).active(), progress.stage("map points"):
             source = read_map(assignment.map)
-            model = triangulate_map(source, prepared.cameras, prepared.indexes[0], config, store, Progress())
+            model = triangulate_map(source, prepared.cameras, prepared.indexes[0], config.max_error_px)
         sightings = [_with_points_of(model, item) for item in sightings]
     with progress.stage("register"):
         poses = [_classical_pose(*item, threshold_px) for item in zip(sightings, lenses, strict=True)]

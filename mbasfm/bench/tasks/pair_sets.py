@@ -11,7 +11,6 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from mbasfm.bench.recipe import PairSettings
-from mbasfm.config import Config
 from mbasfm.datasets.pair_lists import ImagePair, PairSets
 from mbasfm.errors import InputError
 from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, sampson_forms, sampson_squared
@@ -20,9 +19,8 @@ from mbasfm.io.calibration import at_resolution
 from mbasfm.io.images import inspect_photos
 from mbasfm.matching.image_matching import pixel_matches
 from mbasfm.matching.inference import describe_photos, match_pairs
-from mbasfm.matching.observe import MANY_MATCHES, load_models
+from mbasfm.matching.observe import MANY_MATCHES, load_matchers
 from mbasfm.models.base import ImageMatcher
-from mbasfm.runtime.progress import Progress
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE
 from mbasfm.types.photos import Photo
 
@@ -104,7 +102,8 @@ def load_pair_set(dataset: PairSets, scene: str, settings: PairSettings, cache: 
     photos = inspect_photos(paths)
     number = {path: row for row, path in enumerate(paths)}
     ends = np.array([[number[path] for path in pair.paths] for pair in pairs])
-    found = _matches(photos, ends, settings.matcher, cache)
+    with cache.active():
+        found = _matches(photos, ends, settings.matcher)
     matches = [_thousand(both, seed + row) for row, both in enumerate(found)]
     whole = pair_set(pairs, dict(zip(paths, photos, strict=True)), matches)
     if gap is not None or dataset.has_list(scene):
@@ -122,12 +121,12 @@ def _calibration(pair: ImagePair, photos: Sequence[Photo]) -> list[list[float]]:
     return rows
 
 
-def _matches(photos: Sequence[Photo], ends: np.ndarray, matcher: str, cache: Cache) -> list[Float64[np.ndarray, "_ 4"]]:
+def _matches(photos: Sequence[Photo], ends: np.ndarray, matcher: str) -> list[Float64[np.ndarray, "_ 4"]]:
     """Matched pixels of every pair; pairs with few get a second matcher's too, as in a run with two photographs."""
     found: list[list[np.ndarray]] = [[] for _ in ends]
     wanted = np.arange(len(ends))
-    for model in load_models("matcher", Config(matcher=matcher), Progress()):
-        for row, both in zip(wanted, _matched_pixels(photos, ends[wanted], model, cache), strict=True):
+    for model in load_matchers(matcher):
+        for row, both in zip(wanted, _matched_pixels(photos, ends[wanted], model), strict=True):
             found[row].append(np.concatenate(both, 1).astype(np.float64))
         wanted = np.array([row for row in wanted if sum(map(len, found[row])) < MANY_MATCHES], dtype=np.int64)
         if len(wanted) == 0:
@@ -135,16 +134,14 @@ def _matches(photos: Sequence[Photo], ends: np.ndarray, matcher: str, cache: Cac
     return [np.concatenate(parts) for parts in found]
 
 
-def _matched_pixels(
-    photos: Sequence[Photo], ends: np.ndarray, model: Any, cache: Cache
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _matched_pixels(photos: Sequence[Photo], ends: np.ndarray, model: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Matched pixels by one matcher, pair by pair."""
     if isinstance(model, ImageMatcher):
-        for item in pixel_matches(ends.tolist(), photos, model, cache):
+        for item in pixel_matches(ends.tolist(), photos, model):
             yield item.pixels_i, item.pixels_j
         return
-    features = [item.features for item in describe_photos(photos, model, cache)]
-    for (i, j), (matches, _) in zip(ends, match_pairs(ends, features, photos, model, cache), strict=True):
+    features = [item.features for item in describe_photos(photos, model)]
+    for (i, j), (matches, _) in zip(ends, match_pairs(ends, features, photos, model), strict=True):
         yield features[i].pixels[matches[:, 0]], features[j].pixels[matches[:, 1]]
 
 

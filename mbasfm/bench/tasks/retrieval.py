@@ -31,7 +31,8 @@ class Retrieval:
         listing = work / "list.txt"
         listing.write_text("".join(f"{(scene.images / name).resolve()}\n" for name in scene.names))
         photos, _ = find_photos(listing)
-        described = list(describe_photos(photos, load_model("matcher", "sift"), Cache(cache / "ours")))
+        with Cache(cache / "ours").active():
+            described = list(describe_photos(photos, load_model("matcher", "sift")))
         begin = time.perf_counter()
         vectors = vlad([item.features.descriptors for item in described], job.seed)
         seconds = time.perf_counter() - begin

@@ -8,21 +8,15 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 
-from mbasfm.config import BENT, Config
+from mbasfm.config import BENT, LensKind
 from mbasfm.estimators.two_view import MIN_INLIERS, inherit, pack, unpack, verify
-from mbasfm.io.cache import Cache
+from mbasfm.io.cache import active_cache
 from mbasfm.matching.inference import shared_in_parallel
-from mbasfm.matching.observe import Observations
-from mbasfm.runtime.progress import Progress
+from mbasfm.runtime.progress import each
 from mbasfm.sfm.pairs.search_lens import search_lens
-from mbasfm.sfm.starting_intrinsics import (
-    GivenCameras,
-    StartIntrinsics,
-    known_intrinsics,
-    lenses_of,
-    with_searched_focal,
-)
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics, lenses_of, with_searched_focal
 from mbasfm.types.cameras import Intrinsics
+from mbasfm.types.observations import Observations
 from mbasfm.types.pairs import TwoView
 
 FISHEYE_FOCAL = 0.5
@@ -30,42 +24,41 @@ FISHEYE_FOCAL = 0.5
 
 
 def verify_pairs(
-    observations: Observations, given: GivenCameras, config: Config, cache: Cache, progress: Progress
+    observations: Observations, start: StartIntrinsics, lens: LensKind, max_error_px: float
 ) -> tuple[StartIntrinsics, list[TwoView]]:
     """Keep the pairs whose matches agree with one relative pose; find focal lengths and lenses on the way."""
-    with progress.stage("verify") as facts:
-        start = known_intrinsics(observations.photos, given, config.intrinsics, config.lens, observations.depths)
-        if config.lens in BENT and not bool(start.is_known.all()):
-            start = search_lens(observations, _with_focal(observations, start, config, cache), config)
-        known = ~torch.isnan(start.intrinsics.focal[:, 0])
-        found = _Verifier(observations, start.intrinsics, config.max_error_px, cache).verify(known.numpy())
-        views = [view for view in progress.each(found, len(observations.pairs), "verify") if view is not None]
-        if not bool(known.all()):
-            start = with_searched_focal(start, views)
-            found = _Verifier(observations, start.intrinsics, config.max_error_px, cache).calibrate(views)
-            views = [view for view in progress.each(found, len(views), "calibrate") if view is not None]
-        facts.update(pairs=len(views), inliers=sum(view.num_inliers for view in views))
+    if lens in BENT and not bool(start.is_known.all()):
+        start = search_lens(observations, _with_focal(observations, start, lens, max_error_px), lens, max_error_px)
+    known = ~torch.isnan(start.intrinsics.focal[:, 0])
+    found = _Verifier(observations, start.intrinsics, max_error_px).verify(known.numpy())
+    views = [view for view in each(found, len(observations.pairs)) if view is not None]
+    if not bool(known.all()):
+        start = with_searched_focal(start, views)
+        found = _Verifier(observations, start.intrinsics, max_error_px).calibrate(views)
+        views = [view for view in each(found, len(views)) if view is not None]
     return start, views
 
 
-def _with_focal(observations: Observations, start: StartIntrinsics, config: Config, cache: Cache) -> StartIntrinsics:
+def _with_focal(
+    observations: Observations, start: StartIntrinsics, lens: LensKind, max_error_px: float
+) -> StartIntrinsics:
     """Some focal length for every frame to begin the search for a lens with."""
     old = start.intrinsics
     known = ~torch.isnan(old.focal[:, 0])
     if bool(known.all()):
         return start
-    if config.lens == "fisheye":
+    if lens == "fisheye":
         guess = FISHEYE_FOCAL * old.sizes.amax(-1, keepdim=True).double()
         return replace(start, intrinsics=replace(old, focal=torch.where(known[:, None], old.focal, guess)))
-    views = _Verifier(observations, old, config.max_error_px, cache).verify(known.numpy())
+    views = _Verifier(observations, old, max_error_px).verify(known.numpy())
     return with_searched_focal(start, [view for view in views if view is not None])
 
 
 class _Verifier:
     """Two-view geometry of all pairs, on all cores, each pair once: what is in the cache is not estimated again."""
 
-    def __init__(self, observations: Observations, intrinsics: Intrinsics, max_error_px: float, cache: Cache):
-        self._content, self._lenses, self._cache = observations, lenses_of(intrinsics), cache
+    def __init__(self, observations: Observations, intrinsics: Intrinsics, max_error_px: float):
+        self._observations, self._lenses, self._cache = observations, lenses_of(intrinsics), active_cache()
         self._pixels = [points.pixels.astype(np.float64) for points in observations.keypoints]
         self._digests = [_digest(pixels) for pixels in self._pixels]
         self._max_error_px = max_error_px
@@ -74,10 +67,10 @@ class _Verifier:
         """Every pair, by its pose where both focal lengths are known; None where matches are no more than chance."""
 
         def work(number: int) -> TwoView | None:
-            i, j = self._content.pairs[number].tolist()
-            return self._verify((i, j), self._content.matches[number], bool(known[i] and known[j]))
+            i, j = self._observations.pairs[number].tolist()
+            return self._verify((i, j), self._observations.matches[number], bool(known[i] and known[j]))
 
-        return shared_in_parallel(work, range(len(self._content.pairs)), self._cache)
+        return shared_in_parallel(work, range(len(self._observations.pairs)))
 
     def calibrate(self, views: Sequence[TwoView]) -> Iterator[TwoView | None]:
         """Give pairs that were verified without focal length their pose, now that it is known."""
@@ -88,7 +81,7 @@ class _Verifier:
             found = self._verify((view.i, view.j), view.matches, True)
             return None if found is None else inherit(found, view)
 
-        return shared_in_parallel(work, views, self._cache)
+        return shared_in_parallel(work, views)
 
     def _verify(self, ends: tuple[int, int], matches: Int64[np.ndarray, "M 2"], calibrated: bool) -> TwoView | None:
         if len(matches) < MIN_INLIERS:
