@@ -29,6 +29,10 @@ PATIENCE = timedelta(days=2)
 """How long a process waits for the others, whose features may take long. A process that dies is noticed at once."""
 DYING_SECONDS = 2.0
 """Grace period: a process's connections close a little before it is gone."""
+LEAVING_SECONDS = 10.0
+"""How long the first process waits for the others at the end."""
+_STORE: list[dist.Store] = []
+"""Where the processes meet; one, once they have."""
 _MEMBERS: list[tuple[str, int]] = []
 """Host and process id by rank, so that a lost process can be named."""
 
@@ -39,6 +43,7 @@ def start() -> None:
         store, number, count = next(dist.rendezvous("env://", timeout=PATIENCE))
         store = dist.PrefixStore(_new_name(store, number, count), store)
         dist.init_process_group("gloo", store=store, rank=number, world_size=count, timeout=PATIENCE)
+        _STORE[:] = [store]
         _MEMBERS[:] = _gather_objects((socket.gethostname(), os.getpid()))
 
 
@@ -64,9 +69,14 @@ def _new_name(store: dist.Store, number: int, count: int) -> str:
 
 
 def finish() -> None:
-    """Leave the other processes."""
-    if _is_many():
-        dist.destroy_process_group()
+    """Leave the other processes. The first leaves last, as the others meet at its address as long as they are there."""
+    if not _is_many():
+        return
+    (store,), others, deadline = _STORE, world_size() - 1, time.monotonic() + LEAVING_SECONDS
+    while is_main() and store.add("left", 0) < others and time.monotonic() < deadline:
+        time.sleep(0.02)
+    dist.destroy_process_group()
+    store.add("left", 1)
 
 
 def rank() -> int:
