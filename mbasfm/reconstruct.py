@@ -22,7 +22,8 @@ from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import all_cores, one_core
 from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction
-from mbasfm.scene.write import write_scene
+from mbasfm.scene.report_file import write_report_json
+from mbasfm.scene.write import NOTHING_WRITTEN, write_scene
 from mbasfm.sfm.align_world import align_world
 from mbasfm.sfm.checkpoint import FileJournal
 from mbasfm.sfm.components import finish
@@ -62,13 +63,11 @@ def reconstruct(
     views = check_against_depth(observations, views, adjustment, progress)
     result = finish(observations, start, views, adjustment, given.priors, config, progress)
     result = align_world(result, given.world, progress)
-    result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in solved.skipped]
-    result.report.update(stages=progress.stages, notes=progress.notes)
-    result.report.update(
-        record(Run(solved.source, config, observations, start, solved.verified, solved.placed), result)
-    )
+    written = NOTHING_WRITTEN if output is None else write_scene(result, observations, Path(output), progress)
+    run = Run(solved.source, config, observations, start, solved.verified, solved.placed, solved.skipped)
+    result = replace(result, report=record(run, result, progress, written))
     if output is not None:
-        write_scene(result, observations, Path(output), progress)
+        write_report_json(result.report, Path(output))
         write_report(Path(output))
     return result
 

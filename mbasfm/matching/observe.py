@@ -1,7 +1,7 @@
 """Observations of the photographs: features, depth and matches, by one matcher or by several."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from mbasfm.models.matchers.dinov2 import Dinov2
 from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
 from mbasfm.models.weights import looking_in
 from mbasfm.runtime.progress import Progress
+from mbasfm.types.outcome import PairChoice, Reason
 from mbasfm.types.pairs import Keypoints
 from mbasfm.types.photos import DepthEstimate, Features, Photo
 
@@ -39,8 +40,8 @@ MANY_FEATURES = 2000
 """Number of features from which a frame has matches enough."""
 LONG_S = 120.0
 """Expected seconds of a network on the CPU that are worth a warning."""
-ChoosePairs = Callable[[Sequence[Features], Any], tuple[Int64[np.ndarray, "P 2"], str]]
-"""Function from features and their matcher to pairs, and a sentence on why these."""
+ChoosePairs = Callable[[Sequence[Features], Any], tuple[Int64[np.ndarray, "P 2"], Reason[PairChoice]]]
+"""Function from features and their matcher to pairs, and why these."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
@@ -56,6 +57,10 @@ class Observations:
     matches: list[Int64[np.ndarray, "_ 2"]]
     descriptors: dict[int, Float32[np.ndarray, "_ C"]] = field(default_factory=dict)
     """Descriptors by the first matcher, for frames with few features: each of their matches is worth looking for."""
+    pairs_chosen: Reason[PairChoice] | None = None
+    """Why the first matcher was given these pairs; None if they were not chosen."""
+    depth_model: str = ""
+    """Key of the depth model."""
 
     @property
     def is_disparity(self) -> Bool[torch.Tensor, " N"]:
@@ -82,9 +87,9 @@ def observe(
         found = list(progress.each(estimates, len(photos), "depth"))
     depths = _with_flat(photos, found, progress)
 
-    def choose(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], str]:
+    def choose(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], Reason[PairChoice]]:
         if given_pairs is not None:
-            return given_pairs, f"from {config.pairs}"
+            return given_pairs, Reason(PairChoice.LISTED, (str(config.pairs),))
         return _choose_pairs(photos, features, chooser, config, looks_of(photos, config, cache, progress))
 
     observations = _match(photos, depths, matchers[0], choose, config, cache, progress)
@@ -94,7 +99,7 @@ def observe(
             observations = merge(
                 observations, _match(photos, depths, matcher, for_sake_of(wanted, choose), config, cache, progress)
             )
-    return observations
+    return replace(observations, depth_model=depth_model.key)
 
 
 def _with_flat(
@@ -146,15 +151,15 @@ def _match(
         for frame, item in enumerate(features)
         if len(item.pixels) < MANY_FEATURES and item.descriptors.shape[1]
     }
-    return Observations(photos, depths, keypoints, colors, pairs, matches, few)
+    return Observations(photos, depths, keypoints, colors, pairs, matches, few, why)
 
 
 def for_sake_of(wanted: Bool[np.ndarray, " N"], choose: ChoosePairs) -> ChoosePairs:
     """Restrict a choice of pairs to those with a wanted photograph."""
 
-    def choose_some(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], str]:
+    def choose_some(features: Sequence[Features], chooser: Any) -> tuple[Int64[np.ndarray, "P 2"], Reason[PairChoice]]:
         pairs, _ = choose(features, chooser)
-        return pairs[wanted[pairs].any(1)], "those of photographs with few matches"
+        return pairs[wanted[pairs].any(1)], Reason(PairChoice.OF_WEAK)
 
     return choose_some
 
@@ -181,6 +186,7 @@ def merge(first: Observations, second: Observations) -> Observations:
         np.array(pairs, dtype=np.int64).reshape(-1, 2),
         [np.concatenate(matches[pair]) for pair in pairs],
         first.descriptors,
+        first.pairs_chosen,
     )
 
 
@@ -235,12 +241,12 @@ def looks_of(photos: Sequence[Photo], config: Common, cache: Cache, progress: Pr
 
 def _choose_pairs(
     photos: Sequence[Photo], features: Sequence[Features], matcher: Any, config: Config, looks: Looks | None
-) -> tuple[Int64[np.ndarray, "P 2"], str]:
+) -> tuple[Int64[np.ndarray, "P 2"], Reason[PairChoice]]:
     names = [photo.name for photo in photos]
     given = getattr(matcher, "pairs", lambda: None)()
     if given is not None:
         number = {name: index for index, name in enumerate(names)}
         known = {tuple(sorted((number[a], number[b]))) for a, b in given if a in number and b in number}
-        return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), "those that the matcher has"
+        return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), Reason(PairChoice.OF_MATCHER)
     descriptors = [item.descriptors for item in features]
     return choose_pairs(config.pairs, descriptors, looks_ordered(names), config.seed, looks=looks)  # type: ignore[arg-type]
