@@ -21,7 +21,7 @@ from mbasfm.report.pictures import color_depth, jpeg_text
 from mbasfm.runtime.progress import Progress
 from mbasfm.scene.depth_fit import says_something
 from mbasfm.scene.reconstruction import Reconstruction, finite
-from mbasfm.scene.report_file import stage_from_json
+from mbasfm.scene.report_file import stage_row
 from mbasfm.scene.write import Written, with_written
 from mbasfm.sfm.outcome import Run
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source
@@ -52,7 +52,7 @@ def record(run: Run, result: Reconstruction, progress: Progress, written: Writte
         residuals=residual_record(run, result.models),
         steps=step_columns(run.placed.adjustment.steps if run.placed is not None else ()),
         depth_pictures=tuple(_depth_picture(depth) for depth in run.observations.depths),
-        stages=tuple(stage_from_json(stage) for stage in progress.stages),
+        stages=tuple(stage_row(stage) for stage in progress.stages),
         notes=tuple(progress.notes),
         skipped=tuple(run.skipped),
     )

@@ -125,13 +125,14 @@ def _is_thin(report: RunReport) -> bool:
 
 
 def _missing(report: RunReport) -> Iterator[Remark]:
-    reasons: dict[Reason[NoPose] | None, list[str]] = {}
+    told: dict[str, list[ImageRow]] = {}  # by sentence: numbers that differ unseen are one reason
     for row in report.images:
         if not row.registered:
-            reasons.setdefault(row.reason, []).append(row.name)
-    for reason, names in reasons.items():
-        what = "photograph has" if len(names) == 1 else "photographs have"
-        yield Remark("bad", f"{len(names)} {what} no pose ({_list(names)}): {reason}.", _advice_for(reason, report))
+            told.setdefault(str(row.reason), []).append(row)
+    for sentence, rows in told.items():
+        what = "photograph has" if len(rows) == 1 else "photographs have"
+        names = _list([row.name for row in rows])
+        yield Remark("bad", f"{len(rows)} {what} no pose ({names}): {sentence}.", _advice_for(rows[0].reason, report))
 
 
 def _hopeless(report: RunReport) -> Iterator[Remark]:

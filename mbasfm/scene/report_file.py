@@ -156,7 +156,7 @@ def _component_to_json(row: ComponentRow) -> Json:
 
 def report_from_json(content: Any) -> RunReport:
     """A report from what `report_to_json` made, in this version or an older one."""
-    stages = _each(stage_from_json, content["stages"])
+    stages = _each(stage_row, content["stages"])
     return RunReport(
         images=_each(_image_from_json, content["images"]),
         components=_each(_component_from_json, _components_of(content, stages)),
@@ -177,7 +177,7 @@ def report_from_json(content: Any) -> RunReport:
     )
 
 
-def stage_from_json(content: Json) -> StageRow:
+def stage_row(content: Json) -> StageRow:
     """A stage as `runtime.progress.Progress` and report.json have it."""
     facts = {key: value for key, value in content.items() if key not in WHOLE_STAGES}
     return StageRow(_text(content["name"]), float(content["seconds"]), _number(content["peak_memory_mb"]), facts)
