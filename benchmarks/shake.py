@@ -163,7 +163,7 @@ def _run(observations: Observations, case: Case) -> Draw:
         for cameras in (solved.placed.adjustment.cameras, result.cameras)
     )
     stages = [stage for stage in progress.stages if "components" in stage and stage["name"] in ("polish", "retry")]
-    polished = tuple(bool(item["polished"]) for stage in stages for item in stage["components"])
+    polished = tuple(item.polished for stage in stages for item in stage["components"])
     return Draw(before, after, polished)
 
 

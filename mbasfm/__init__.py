@@ -23,6 +23,7 @@ from mbasfm.report.page_data import write_report
 from mbasfm.scene.export import export_scene
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.types.cameras import Cameras, Fixed, Frames, Intrinsics
+from mbasfm.types.outcome import NoPose, NotPolished, Reason, RunReport
 from mbasfm.types.pairs import PoseGraph
 from mbasfm.types.samples import Samples
 
@@ -49,13 +50,17 @@ __all__ = [
     "Located",
     "MBAError",
     "Map",
+    "NoPose",
+    "NotPolished",
     "PAPER_STAGES",
     "PRESETS",
     "PairPose",
     "PoseGraph",
     "PosePriors",
     "Priors",
+    "Reason",
     "Reconstruction",
+    "RunReport",
     "SPLIT",
     "SPLIT_STAGES",
     "Samples",

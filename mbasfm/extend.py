@@ -1,9 +1,9 @@
 """A finished scene with more photographs: they are localized in it, and what is seen by either is triangulated anew."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,21 +27,23 @@ from mbasfm.localize import Map, Placement
 from mbasfm.matching.inference import colors_of
 from mbasfm.matching.observe import load_depth
 from mbasfm.models.weights import looking_in
-from mbasfm.polish.polish import triangulate
+from mbasfm.polish.polish import Polished, triangulate
 from mbasfm.report.page_data import write_report
 from mbasfm.report.record import record
 from mbasfm.runtime.progress import Progress, stage
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
+from mbasfm.scene.report_file import write_report_json
 from mbasfm.scene.write import write_scene
 from mbasfm.sfm.input_photos import input_photos
-from mbasfm.sfm.outcome import Run
+from mbasfm.sfm.outcome import Run, component_row
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Cameras, Frames
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import ImageRow, NotPolished, Reason, RunReport
 from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.photos import DepthEstimate, Photo
 
@@ -71,13 +73,14 @@ def _extend(
     chart = Map.load(scene, localizing(config), folder, progress=progress)
     placement = chart.place(found, chart.cache, progress)
     result, observations, views = _join(chart, placement, everything, config.max_error_px)
-    observations = replace(observations, depths=_depths(source, found, config.depth))
-    result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in skipped]
-    result.report.update(stages=progress.stages, notes=progress.notes)
+    depths, model = _depths(source, found, config.depth)
+    observations = replace(observations, depths=depths, depth_model=model)
     known = torch.ones(len(everything), dtype=torch.bool)
     start = StartIntrinsics(result.cameras.intrinsics, known, ~known, ~known)
-    result.report.update(record(Run(photos, config, observations, start, views, None), result))
-    write_scene(result, observations, output)
+    written = write_scene(result, observations, output)
+    run = Run(photos, config, observations, start, views, None, skipped)
+    result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
+    write_report_json(result.report, output)
     write_report(output)
     return result
 
@@ -102,9 +105,11 @@ def _join(
     pairs = np.array([(view.i, view.j) for view in views], np.int64).reshape(-1, 2)
     observations = Observations(photos, [], keypoints, colors, pairs, [view.matches for view in views])
     component = torch.where(registered, 0, -1)
-    rows = [_row(*item) for item in zip(photos, [None] * prepared.num_frames + [*placement.located], strict=True)]
+    located = [None] * prepared.num_frames + [*placement.located]
+    item = Polished(model, cameras, Reason(NotPolished.HELD), (math.nan, math.nan))
+    report = RunReport(tuple(_row(*item) for item in zip(photos, located, strict=True)), (component_row(item),))
     known = Frames(names, cameras.intrinsics.sizes, cameras.intrinsics.group)
-    result = Reconstruction(known, pose_graph(views), cameras, registered, component, (model,), {"images": rows})
+    result = Reconstruction(known, pose_graph(views), cameras, registered, component, (model,), report)
     return result, observations, views
 
 
@@ -143,22 +148,18 @@ def _new_views(
     return (view for view in views if view is not None)
 
 
-def _depths(source: MapSource, photos: Sequence[Photo], depth: str) -> list[DepthEstimate]:
-    """The older scene's maps, as far as it has them, and the depth model's for new photographs."""
+def _depths(source: MapSource, photos: Sequence[Photo], depth: str) -> tuple[list[DepthEstimate], str]:
+    """The older scene's maps, as far as it has them, and the depth model's for new photographs; and its key."""
     old = given_depths(source) if source.depth is not None else [NO_DEPTH] * len(source.photos)
-    return [*old, *depths_of(photos, load_depth(depth))]
+    model = load_depth(depth)
+    return [*old, *depths_of(photos, model)], model.key
 
 
-def _row(photo: Photo, item: Located | None) -> dict[str, Any]:
+def _row(photo: Photo, item: Located | None) -> ImageRow:
     """What became of a photograph; None: it was there before."""
-    is_placed = item is None or item.localized
-    row: dict[str, Any] = {
-        "name": photo.name,
-        "source": str(photo.path.absolute()),
-        "status": "registered" if is_placed else "not registered",
-        "component": 0 if is_placed else -1,
-        "reason": "" if item is None else item.reason,
-    }
-    if item is not None and item.localized:
-        row |= {"inlier_share": item.inlier_share, "sigma": spread_of(item.covariance)}
-    return row
+    row = ImageRow(photo.name, str(photo.path.absolute()), component=0)
+    if item is None:
+        return row
+    if not item.localized:
+        return replace(row, component=-1, reason=item.reason)
+    return replace(row, inlier_share=item.inlier_share, sigma=spread_of(item.covariance))

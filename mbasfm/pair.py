@@ -32,10 +32,11 @@ from mbasfm.models.weights import looking_in
 from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.depth_fit import says_something
-from mbasfm.sfm.starting_intrinsics import StartIntrinsics, known_intrinsics
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source, known_intrinsics
 from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import FocalSource
 from mbasfm.types.samples import Samples
 
 Estimator = Literal["adaptive", "paper", "magsac", "poselib"]
@@ -71,8 +72,7 @@ class PairPose:
     """Scale of the inliers' Sampson distances, at a long side of 1024."""
     log10_false_alarms: float
     intrinsics: Intrinsics
-    focal_from: tuple[str, str]
-    """Where each focal length comes from: given, metadata, depth model or search."""
+    focal_from: tuple[FocalSource, FocalSource]
     depth_ratio: float | None = None
     """Factor on the second depth map that makes it agree with the first, where they were used."""
     notes: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class PairPose:
         """All but the matches, for JSON."""
         centers, focals = self.intrinsics.center.tolist(), self.intrinsics.focal.tolist()
         cameras = [
-            {"image": name, "fx": f[0], "fy": f[1], "cx": c[0], "cy": c[1], "focal_from": source}
+            {"image": name, "fx": f[0], "fy": f[1], "cx": c[0], "cy": c[1], "focal_from": source.value}
             for name, f, c, source in zip(self.names, focals, centers, self.focal_from, strict=True)
         ]
         return {
@@ -142,7 +142,7 @@ def _estimate(observations: Observations, start: StartIntrinsics, estimator: Est
     pixels = _matched(observations)
     settings = replace(PAPER_BUDGET if estimator == "paper" else RansacSettings(), seed=seed)
     intrinsics, poses = _pose(pixels, start.intrinsics, estimator, settings)
-    sources = [_source(start, end) for end in (0, 1)]
+    first, second = (focal_source(start, end, not start.intrinsics.focal[end].isnan().any()) for end in (0, 1))
     sigma = float(sigma_px(poses, settings.tau_px))
     limit = max(INLIER_SIGMAS * sigma, 0.5 * settings.tau_px)
     result = PairPose(
@@ -158,7 +158,7 @@ def _estimate(observations: Observations, start: StartIntrinsics, estimator: Est
         sigma_px=sigma,
         log10_false_alarms=np.inf,
         intrinsics=intrinsics,
-        focal_from=(sources[0], sources[1]),
+        focal_from=(first, second),
     )
     result = _judged(result, bool(poses.found), limit)
     if not result.found:
@@ -200,14 +200,6 @@ def _pose(
         return intrinsics, estimate_poses(matches, settings)
     rival: RivalName = "magsac" if estimator == "magsac" else "poselib"
     return intrinsics, estimate_by_rival(matches, rival, settings.tau_px, settings.seed)
-
-
-def _source(start: StartIntrinsics, end: int) -> str:
-    if bool(start.is_known[end]):
-        return "given"
-    if bool(start.is_exif[end]):
-        return "metadata"
-    return "search" if bool(start.intrinsics.focal[end].isnan().any()) else "depth model"
 
 
 def _judged(result: PairPose, has_pose: bool, limit_px: float) -> PairPose:

@@ -1,5 +1,6 @@
 """From a folder of photographs to camera poses: one verb per stage."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from mbasfm.config import Config, stages_of
@@ -15,7 +16,8 @@ from mbasfm.runtime.progress import Progress, say, stage
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction
-from mbasfm.scene.write import write_scene
+from mbasfm.scene.report_file import write_report_json
+from mbasfm.scene.write import NOTHING_WRITTEN, write_scene
 from mbasfm.sfm.adjust_starts import adjust_best
 from mbasfm.sfm.align_world import align_world
 from mbasfm.sfm.build_graph import build_graph
@@ -46,14 +48,14 @@ def reconstruct(
     """
     config, progress = config or Config(), progress or Progress()
     inputs, solved = solve(photos, output, config, cache, progress)
+    seen = solved.observations
     with progress.active():
         result = complete(solved, inputs.given, config)
-        result.report["skipped"] = [{"name": item.name, "reason": item.reason} for item in inputs.skipped]
-        result.report.update(stages=progress.stages, notes=progress.notes)
-        run = Run(inputs.source, config, solved.observations, solved.start, solved.verified, solved.placed)
-        result.report.update(record(run, result))
+        written = NOTHING_WRITTEN if output is None else write_scene(result, seen, Path(output))
+        run = Run(inputs.source, config, seen, solved.start, solved.verified, solved.placed, inputs.skipped)
+        result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
         if output is not None:
-            write_scene(result, solved.observations, Path(output))
+            write_report_json(result.report, Path(output))
             write_report(Path(output))
     return result
 

@@ -20,6 +20,7 @@ from mbasfm.sfm import user_files
 from mbasfm.sfm.align_world import align_world
 from mbasfm.sfm.starting_intrinsics import known_intrinsics
 from mbasfm.sfm.user_files import UserFiles, World, read_given
+from mbasfm.types.outcome import FocalSource
 
 
 def write_poses(path: Path, poses: dict[str, np.ndarray], focal: float | None = None) -> Path:
@@ -64,10 +65,10 @@ def test_a_rough_start_ends_at_the_truth_in_its_own_world(scene, tmp_path):
     path = write_poses(folder / "rough.json", rough, 1.03 * FOCAL)
     result = reconstruct(folder / "images", tmp_path / "out", settings(folder, init=str(path)))
     assert result.registered.all() and auc_of(result, made) > 0.9
-    assert result.report["cameras"][0]["focal_from"] == "model to start from"
+    assert result.report.cameras[0].focal_from is FocalSource.INITIAL_MODEL
     assert result.cameras.intrinsics.focal.numpy() == pytest.approx(FOCAL, rel=0.01)
     assert centers(result.cameras.cam_from_world) == pytest.approx(centers(made.cam_from_world), abs=0.15)
-    assert result.report["world"]["components"][0]["images"] == 5
+    assert result.report.world["components"][0]["images"] == 5
     written = pycolmap.Reconstruction(tmp_path / "out" / "sparse" / "0")
     assert written.compute_mean_reprojection_error() < 1
     assert np.linalg.norm(np.median([p.xyz for p in written.points3D.values()], axis=0)) < 0.3  # relief around 0
@@ -118,7 +119,7 @@ def test_the_result_lies_in_the_world_of_another_model(scene, plain, tmp_path):
         model.add_image_with_trivial_frame(image, pycolmap.Rigid3d(wrong))
     model.write_binary(tmp_path)
     result = aligned(plain, find_photos(folder / "images")[0], tmp_path)
-    (facts,) = result.report["world"]["components"]
+    (facts,) = result.report.world["components"]
     assert facts["agreeing"] == 4 and facts["images"] == 5
     assert centers(result.cameras.cam_from_world) == pytest.approx(centers(made.cam_from_world), abs=0.02)
     for pose, expected in zip(result.cameras.cam_from_world.numpy(), made.cam_from_world, strict=True):
@@ -132,7 +133,7 @@ def test_the_result_lies_in_the_world_of_another_model(scene, plain, tmp_path):
     )
     depth = np.load(folder / "depth" / "0_2.npy").mean() * result.cameras.depth_scale + result.cameras.depth_shift
     assert depth.numpy() == pytest.approx(4, abs=1)
-    scaled = [np.array(row["sigma"]["translation"]) for r in (plain, result) for row in r.report["images"][:1]]
+    scaled = [np.array(r.report.images[0].sigma.translation) for r in (plain, result)]
     assert scaled[1] == pytest.approx(scaled[0] * facts["scale"])
 
 
@@ -141,7 +142,7 @@ def test_z_is_up(scene, plain):
     result = aligned(plain, find_photos(folder / "images")[0], "up")
     up = -result.cameras.cam_from_world[:, 1, :3]
     assert (up[:, 2] > 0.95).all()
-    (facts,) = result.report["world"]["components"]
+    (facts,) = result.report.world["components"]
     assert facts["scale"] == 1 and facts["median_roll_deg"] < 5 and auc_of(result, made) > 0.9
 
 
@@ -168,7 +169,7 @@ def test_positions_of_the_metadata_make_the_world_metric(scene, plain):
     gps = zip(latitude.tolist(), longitude.tolist(), (100 + place[:, 2]).tolist(), strict=True)
     result = aligned(plain, [replace(photo, gps=where) for photo, where in zip(photos, gps, strict=True)], "gps")
     found = centers(result.cameras.cam_from_world)
-    assert result.report["world"]["origin"]["latitude"] == pytest.approx(-33, abs=0.01)
+    assert result.report.world["origin"]["latitude"] == pytest.approx(-33, abs=0.01)
     lengths, expected = (np.linalg.norm(np.diff(c, axis=0), axis=1) for c in (found, place))
     assert lengths == pytest.approx(expected, rel=0.03)
     assert found - found[0] == pytest.approx(place - place[0], abs=1.0)
@@ -178,7 +179,7 @@ def test_positions_of_the_metadata_make_the_world_metric(scene, plain):
 def test_a_component_that_shares_too_little_stays_where_it_is(plain):
     world = World("gps", {0: torch.zeros(3).double(), 1: torch.ones(3).double()}, {}, {})
     result = align_world(plain, world)
-    assert result.report["world"]["components"] == [{"component": 0, "aligned": False}]
+    assert result.report.world["components"] == [{"component": 0, "aligned": False}]
     assert torch.equal(result.cameras.cam_from_world, plain.cameras.cam_from_world)
 
 

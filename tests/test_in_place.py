@@ -18,7 +18,7 @@ def test_photographs_in_the_scene_are_used_in_place_and_survive_a_second_run(tmp
     before = {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()}
     config = settings(tmp_path, focal=FOCAL, depth=f"files:{tmp_path / 'maps'}")
     result = reconstruct(tmp_path / "images", tmp_path, config)
-    assert result.report["outputs"]["images"] == []
+    assert result.report.outputs["images"] == ()
     assert {path.name: path.read_bytes() for path in (tmp_path / "images").iterdir()} == before
     names = [frame["file_path"] for frame in json.loads((tmp_path / "transforms.json").read_text())["frames"]]
     assert all((tmp_path / name).is_file() for name in names)

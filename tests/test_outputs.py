@@ -24,12 +24,14 @@ from mbasfm.scene.nerfstudio import Companions, transforms
 from mbasfm.scene.ply import read_ply
 from mbasfm.scene.preflight import refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.scene.report_file import write_report_json
 from mbasfm.scene.undistort import undistort_model
-from mbasfm.scene.write import write_scene
+from mbasfm.scene.write import with_written, write_scene
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Frames
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import ImageRow, RunReport
 from mbasfm.types.photos import DepthEstimate
 from mbasfm.types.scene import View
 
@@ -97,11 +99,17 @@ def make_result(folder, distortion=0.0, is_disparity=False, has_depth=True, turn
     colors = [paint(made.points[chosen]) for chosen in made.point_of]
     observations = Observations(photos, depths, keypoints, colors, np.zeros((0, 2), np.int64), [])
     frames = Frames(NAMES, cameras.intrinsics.sizes, cameras.intrinsics.group)
-    rows = [{"name": photo.name, "source": str(photo.path)} for photo in photos]
+    rows = tuple(ImageRow(photo.name, str(photo.path), 0) for photo in photos)
     component = torch.zeros(NUM_FRAMES, dtype=torch.int64)
     graph = pose_graph(views)
-    result = Reconstruction(frames, graph, cameras, component == 0, component, (model,), {"images": rows})
+    result = Reconstruction(frames, graph, cameras, component == 0, component, (model,), RunReport(rows, ()))
     return made, result, observations
+
+
+def save_scene(result, observations, folder):
+    """As the pipeline does."""
+    written = write_scene(result, observations, folder)
+    write_report_json(with_written(result.report, written), folder)
 
 
 KINDS_OF_SCENE = {
@@ -116,7 +124,7 @@ KINDS_OF_SCENE = {
 def scene(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     made, result, observations = make_result(folder, **KINDS_OF_SCENE[request.param])
-    write_scene(result, observations, folder / "scene")
+    save_scene(result, observations, folder / "scene")
     return request.param, folder, made
 
 
@@ -318,10 +326,10 @@ def test_units_of_many_maps_come_from_evenly_spaced_values():
 def test_a_second_result_removes_what_the_first_wrote_and_nothing_else(tmp_path):
     _, result, observations = make_result(tmp_path)
     scene = tmp_path / "scene"
-    write_scene(result, observations, scene)
+    save_scene(result, observations, scene)
     (scene / "images" / "mine.txt").write_text("keep")
     flat = [DepthEstimate(np.ones((2, 2), np.float32), True, False)] * NUM_FRAMES
-    write_scene(result, Observations(observations.photos, flat, *vars_of(observations)), scene)
+    save_scene(result, Observations(observations.photos, flat, *vars_of(observations)), scene)
     assert not list((scene / "depth").rglob("*.npz")) and not list((scene / "depths").rglob("*.png"))
     assert (scene / "images" / "mine.txt").is_file() and (scene / "images" / NAMES[0]).is_file()
     assert "depth_file_path" not in json.loads((scene / "transforms.json").read_text())["frames"][0]
@@ -337,7 +345,7 @@ def test_links_to_originals_are_replaced_and_originals_stay(tmp_path):
     link.parent.mkdir(parents=True)
     link.symlink_to(original)
     before = original.read_bytes()
-    write_scene(result, observations, tmp_path / "scene")
+    save_scene(result, observations, tmp_path / "scene")
     assert original.read_bytes() == before and not link.is_symlink()
 
 
@@ -355,7 +363,7 @@ def test_photographs_of_several_cameras_carry_their_own_intrinsics():
 
 def test_a_missing_image_without_its_original_is_named(tmp_path):
     _, result, observations = make_result(tmp_path, has_depth=False)
-    write_scene(result, observations, tmp_path / "scene")
+    save_scene(result, observations, tmp_path / "scene")
     (tmp_path / "scene" / "images" / NAMES[2]).unlink()
     (tmp_path / "photos" / NAMES[2]).unlink()
     with pytest.raises(InputError, match=r"a/2.png.*put it back"):

@@ -24,6 +24,7 @@ from mbasfm.matching.choose_pairs import (
 )
 from mbasfm.matching.visual_words import vlad
 from mbasfm.models.matchers.sift import SiftMatcher
+from mbasfm.types.outcome import PairChoice
 
 KITCHEN = Path(__file__).parents[2] / "shared" / "data" / "sevenscenes_redkitchen"
 NUM_PLACES, FRAMES_PER_PLACE = 8, 6
@@ -191,31 +192,31 @@ def test_automatic_choice():
     alike = as_set(retrieval_pairs(vlad(frames, seed=1), 4))
     following = as_set(sequential_pairs(48, 3))
 
-    found, sentence = choose_pairs("auto", frames, ordered=False, seed=1)
-    assert np.array_equal(found, exhaustive_pairs(48)) and sentence == "All pairs, as there are only 48 frames."
-    found, sentence = choose_pairs("auto", frames, ordered=False, seed=1, settings=few)
-    assert as_set(found) == alike and "more than 47 frames" in sentence
-    found, sentence = choose_pairs("auto", frames, ordered=True, seed=1, settings=few)
+    found, why = choose_pairs("auto", frames, ordered=False, seed=1)
+    assert np.array_equal(found, exhaustive_pairs(48)) and str(why) == "All pairs, as there are only 48 frames."
+    found, why = choose_pairs("auto", frames, ordered=False, seed=1, settings=few)
+    assert as_set(found) == alike and "more than 47 frames" in str(why)
+    found, why = choose_pairs("auto", frames, ordered=True, seed=1, settings=few)
     assert as_set(found) == alike | following and found.tolist() == sorted(found.tolist())
-    assert "the 4 that look most alike (by VLAD of local features) and the 3 following" in sentence
+    assert "the 4 that look most alike (by VLAD of local features) and the 3 following" in str(why)
 
 
 def test_a_choice_asked_for_is_made():
     frames = visits()
-    found, sentence = choose_pairs("exhaustive", frames, ordered=True, seed=0)
-    assert len(found) == 48 * 47 // 2 and "as asked for" in sentence
-    found, sentence = choose_pairs("sequential", frames, ordered=True, seed=0)
-    assert np.array_equal(found, sequential_pairs(48)) and "although" not in sentence
-    assert "although the names are not numbered" in choose_pairs("sequential", frames, ordered=False, seed=0)[1]
-    found, sentence = choose_pairs("retrieval", frames[:10], ordered=True, seed=0, settings=PairSettings(0, 2))
-    assert as_set(found) == as_set(retrieval_pairs(vlad(frames[:10], seed=0), 2)) and "as asked for" in sentence
+    found, why = choose_pairs("exhaustive", frames, ordered=True, seed=0)
+    assert len(found) == 48 * 47 // 2 and "as asked for" in str(why)
+    found, why = choose_pairs("sequential", frames, ordered=True, seed=0)
+    assert np.array_equal(found, sequential_pairs(48)) and "although" not in str(why)
+    assert choose_pairs("sequential", frames, ordered=False, seed=0)[1].kind is PairChoice.SEQUENCE_UNNUMBERED
+    found, why = choose_pairs("retrieval", frames[:10], ordered=True, seed=0, settings=PairSettings(0, 2))
+    assert as_set(found) == as_set(retrieval_pairs(vlad(frames[:10], seed=0), 2)) and "as asked for" in str(why)
 
 
 @pytest.mark.parametrize("mode", ["auto", "retrieval"])
 def test_without_descriptors_all_pairs_are_matched(mode):
     frames = [np.zeros((30, 0), np.float32)] * 70
-    found, sentence = choose_pairs(mode, frames, ordered=True, seed=0)
-    assert len(found) == 70 * 69 // 2 and "nothing to compare" in sentence
+    found, why = choose_pairs(mode, frames, ordered=True, seed=0)
+    assert len(found) == 70 * 69 // 2 and "nothing to compare" in str(why)
 
 
 @pytest.mark.parametrize(

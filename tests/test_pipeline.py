@@ -23,6 +23,7 @@ from mbasfm.models.registry import JOINT
 from mbasfm.reconstruct import place
 from mbasfm.sfm.user_files import UserFiles, read_given
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import NoPose, Reason
 from mbasfm.types.pairs import Keypoints
 from mbasfm.types.photos import Photo
 
@@ -144,8 +145,8 @@ def test_disjoint_sets_become_components_and_a_lonely_photograph_gets_a_reason(t
     by_name = dict(zip(result.frames.names, result.component.tolist(), strict=True))
     assert len({by_name[f"0_{k}.png"] for k in range(6)}) == len({by_name[f"1_{k}.png"] for k in range(6)}) == 1
     assert by_name["alone_0.png"] == -1
-    rows = {row["name"]: row for row in result.report["images"]}
-    assert "no other photograph" in rows["alone_0.png"]["reason"]
+    rows = {row.name: row for row in result.report.images}
+    assert rows["alone_0.png"].reason == Reason(NoPose.NO_PAIR)
     assert sorted(path.name for path in (tmp_path / "scene" / "sparse").iterdir()) == ["0", "1"]
     for number, name in enumerate(("transforms.json", "transforms_1.json")):
         frames = json.loads((tmp_path / "scene" / name).read_text())["frames"]
@@ -191,7 +192,7 @@ def test_nothing_to_match_gives_an_empty_result_with_reasons(tmp_path):
     write_scene(tmp_path, parts=0, alone=3)
     result = reconstruct(tmp_path / "images", tmp_path / "scene", settings(tmp_path))
     assert not result.registered.any() and result.models == ()
-    assert all(row["reason"] for row in result.report["images"])
+    assert all(row.reason == Reason(NoPose.NO_PAIR) for row in result.report.images)
 
 
 def test_one_photograph_is_not_enough(tmp_path):

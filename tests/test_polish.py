@@ -38,6 +38,7 @@ from mbasfm.polish.polish import MIN_POINTS, PolishSettings, polish, triangulate
 from mbasfm.polish.tracks import HELD_OUT_SHARE, held_out_error_px, longest_tracks, split_matches
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.types.cameras import Intrinsics
+from mbasfm.types.outcome import NotPolished
 
 DISTANCE = 4.0
 
@@ -83,7 +84,7 @@ def test_disturbed_cameras_get_at_least_five_times_better(seed, size):
     made = make_scene(seed=seed, lens=lens)
     start = disturbed(made)
     result = run(made, start)
-    assert result.used and result.reason == ""
+    assert result.used and result.reason is None
     assert (mean_errors_deg(result.cameras, made) < mean_errors_deg(start, made) / 5).all()
     assert result.held_out_px[1] < 0.2 * result.held_out_px[0] and result.held_out_px[1] < 0.6
     assert torch.equal(result.cameras.intrinsics.focal, start.intrinsics.focal)
@@ -171,7 +172,7 @@ def test_cameras_are_kept_where_adjustment_makes_held_out_matches_worse(monkeypa
     start = true_cameras(made)
     monkeypatch.setattr(Mapper, "settle", spoil)
     result = run(made, start)
-    assert not result.used and "held-out matches got worse" in result.reason
+    assert not result.used and result.reason.kind is NotPolished.HELD_OUT_WORSE
     assert result.held_out_px[1] > 2 * result.held_out_px[0]
     assert result.cameras is start
     assert result.model.num_points3D() > 350
@@ -184,7 +185,7 @@ def test_too_few_points_are_said_and_cameras_kept():
     start = disturbed(made)
     result = run(made, start)
     assert not result.used and result.cameras is start
-    assert "points could be triangulated" in result.reason and str(MIN_POINTS) in result.reason
+    assert result.reason.kind is NotPolished.FEW_POINTS and result.reason.values[1] == MIN_POINTS
 
 
 def make_narrow(seed, step_deg):

@@ -143,7 +143,7 @@ def test_positions_in_a_table_make_the_world_metric(tmp_path):
     config = settings(tmp_path, focal=FOCAL, priors=str(tmp_path / "gps.csv"))
     result = reconstruct(tmp_path / "images", None, config)
     assert centers(result.cameras.cam_from_world) == pytest.approx(place, abs=0.3)
-    world = result.report["world"]
+    world = result.report.world
     assert world["frame"] == "priors" and world["components"][0]["agreeing"] == 6
     depth = np.load(tmp_path / "depth" / "0_2.npy").mean() * result.cameras.depth_scale + result.cameras.depth_shift
     assert depth.numpy() == pytest.approx(40, abs=10)

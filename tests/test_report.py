@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -16,6 +17,7 @@ from mbasfm import reconstruct, write_report
 from mbasfm.adjust.problem import Step
 from mbasfm.cli import main
 from mbasfm.errors import InputError
+from mbasfm.models.depth.flat import FlatDepth
 from mbasfm.objective.reference import isotropic_residuals
 from mbasfm.report.charts import decade_axis, round_axis
 from mbasfm.report.page import render_page, script_json
@@ -24,7 +26,24 @@ from mbasfm.report.pictures import color_depth, depth_picture
 from mbasfm.report.record import HISTOGRAM, MAX_STEPS, sample_histograms, step_columns, track_errors_px
 from mbasfm.report.verdict import judge
 from mbasfm.scene.framing import upright
-from mbasfm.types.photos import DepthEstimate
+from mbasfm.scene.report_file import read_report
+from mbasfm.types.outcome import (
+    CameraRow,
+    ComponentRow,
+    FocalSource,
+    ImageRow,
+    NoPose,
+    NotPolished,
+    PairChoice,
+    PairColumns,
+    Reason,
+    ResidualCurve,
+    Residuals,
+    RunReport,
+    Sigma,
+    StageRow,
+)
+from mbasfm.types.photos import DepthEstimate, SkippedFile
 from mbasfm.types.samples import Samples
 
 NASTY = "a<script>alert(1)</script>&\"'x.png"
@@ -84,18 +103,40 @@ def report_of(scene):
 
 def fine_report():
     """A report in which all is well."""
-    row = {"status": "registered", "component": 0, "reason": "", "inlier_share": 0.99, "depth_error": 0.05}
-    sigma = {"rotation_deg": [0.01, 0.0, 0.0], "translation": [0.1, 0.0, 0.0]}
-    part = {"images": 3, "points": 900, "mean_track_length": 2.9, "mean_error_px": 0.4, "polished": True, "reason": ""}
-    return {
-        "images": [{"name": f"{number}.jpg", "sigma": sigma, **row} for number in range(3)],
-        "stages": [{"name": "polish", "seconds": 1.0, "peak_memory_mb": 10.0, "components": [part]}],
-        "pairs": {"i": [0, 0, 1], "j": [1, 2, 2], "matches": [300] * 3, "inliers": [200] * 3, "used": [1] * 3},
-        "cameras": [{"images": 3, "width": 1000, "height": 800, "focal_from": "search", "focal_px": 1000.0}],
-        "settings": {"depth": "onnx:a.onnx", "matcher": "sift"},
-        "skipped": [],
-        "notes": [],
-    }
+    sigma = Sigma((0.01, 0.0, 0.0), (0.1, 0.0, 0.0))
+    rows = (ImageRow(f"{n}.jpg", "", 0, inlier_share=0.99, depth_error=0.05, sigma=sigma) for n in range(3))
+    return RunReport(
+        images=tuple(rows),
+        components=(ComponentRow(3, 900, mean_track_length=2.9, mean_error_px=0.4, reason=None),),
+        settings={"depth": "onnx:a.onnx", "matcher": "sift"},
+        depth_model="onnx-a",
+        pairs_chosen=Reason(PairChoice.ALIKE_WANTED, (3, 2, "VLAD")),
+        cameras=(CameraRow(3, 1000, 800, FocalSource.SEARCH, 900.0, 1000.0),),
+        pairs=PairColumns((0, 0, 1), (1, 2, 2), (300,) * 3, (200,) * 3, (1,) * 3),
+        stages=(StageRow("features", 1.0, 10.0, {"mean": 51}),),
+    )
+
+
+def with_image(report, number, **changes):
+    rows = list(report.images)
+    rows[number] = replace(rows[number], **changes)
+    return replace(report, images=tuple(rows))
+
+
+def with_images(report, **changes):
+    return replace(report, images=tuple(replace(row, **changes) for row in report.images))
+
+
+def with_component(report, **changes):
+    return replace(report, components=(replace(report.components[0], **changes),))
+
+
+def with_pairs(report, **changes):
+    return replace(report, pairs=replace(report.pairs, **changes))
+
+
+def with_camera(report, **changes):
+    return replace(report, cameras=(replace(report.cameras[0], **changes),))
 
 
 def words(report):
@@ -115,64 +156,64 @@ def test_a_fine_scene_is_called_fine():
 
 
 def test_missing_photographs_are_named_with_reason_and_advice():
-    report = fine_report()
-    report["images"][2].update(component=-1, reason="no other photograph shares enough matches")
-    verdict = judge(report)
+    verdict = judge(with_image(fine_report(), 2, component=-1, reason=Reason(NoPose.NO_PAIR)))
     assert verdict.headline == "2 of 3 photographs were placed, in one component." and verdict.tone == "fair"
     assert verdict.remarks[0].tone == "bad" and "2.jpg" in verdict.remarks[0].text
+    assert "no other photograph shares enough matches" in verdict.remarks[0].text
     assert "--matcher sift+xfeat" in verdict.remarks[0].advice
+
+
+def test_advice_follows_the_kind_of_the_reason_and_not_its_words():
+    without_depth = with_image(fine_report(), 2, component=-1, reason=Reason(NoPose.NO_DEPTH))
+    assert "another depth model" in words(without_depth) and "--matcher" not in words(without_depth)
+    told = Reason(NoPose.UNKNOWN, ("its depth and its matches are odd",))
+    unknown = with_image(fine_report(), 2, component=-1, reason=told)
+    assert "its depth and its matches are odd." in words(unknown)
+    assert "another depth model" not in words(unknown) and "--matcher" not in words(unknown)
 
 
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda r: r["images"][1].update(inlier_share=0.3), "1.jpg agree with the pose"),
-        (lambda r: r["stages"][0]["components"][0].update(polished=False, reason="lost"), "Polish was not used"),
-        (lambda r: r["cameras"][0].update(focal_px=300.0), "0.30 times the long side"),
-        (lambda r: r["settings"].update(depth="flat"), "No depth model"),
-        (lambda r: r["notes"].append("Took depth model flat, which knows nothing."), "No depth model"),
-        (lambda r: [row.update(depth_error=0.4) for row in r["images"]], "off by about 40 %"),
-        (lambda r: r["pairs"].update(inliers=[20, 30, 40]), "have 30 or fewer"),
-        (lambda r: r["pairs"].update(used=[1, 1, 0]), "Only one pair each holds 1.jpg, 2.jpg"),
-        (lambda r: r["skipped"].append({"name": "x.jpg", "reason": "empty"}), "x.jpg (empty)"),
-        (lambda r: r["stages"][0]["components"][0].update(points=12, polished=False), "should not be trusted"),
+        (lambda r: with_image(r, 1, inlier_share=0.3), "1.jpg agree with the pose"),
+        (lambda r: with_component(r, reason=Reason(NotPolished.FEW_POINTS, (9, 30))), "Polish was not used"),
+        (lambda r: with_component(r, reason=Reason(NotPolished.SWITCHED_OFF)), "Leave out --no-polish."),
+        (lambda r: with_component(r, reason=Reason(NotPolished.FEW_POINTS_LEFT, (9, 30))), "More matches help"),
+        (lambda r: with_camera(r, focal_px=300.0), "0.30 times the long side"),
+        (lambda r: replace(r, depth_model=FlatDepth.key), "No depth model"),
+        (lambda r: with_images(r, depth_error=0.4), "off by about 40 %"),
+        (lambda r: with_pairs(r, inliers=(20, 30, 40)), "have 30 or fewer"),
+        (lambda r: with_pairs(r, used=(1, 1, 0)), "Only one pair each holds 1.jpg, 2.jpg"),
+        (lambda r: replace(r, skipped=(SkippedFile("x.jpg", "empty"),)), "x.jpg (empty)"),
+        (lambda r: with_component(r, points=12, reason=Reason(NotPolished.SWITCHED_OFF)), "should not be trusted"),
     ],
 )
 def test_each_weakness_is_told(change, said):
     report = fine_report()
     assert said not in words(report)
-    change(report)
-    assert said in words(report)
+    assert said in words(change(report))
 
 
 def test_where_nothing_was_placed_the_page_says_how_near_it_came():
-    report = fine_report()
-    for row in report["images"]:
-        row.update(component=-1, reason="no other photograph shares enough matches that agree with one relative pose")
-    report["pairs"] |= {"matches": [7, 5, 9], "inliers": [0, 0, 4]}
-    report["settings"]["depth"] = "flat"
-    report["stages"] = [{"name": "features", "mean": 51}, {"name": "pairs", "why": "All pairs, as there are few."}]
-    said = words(report)
+    report = with_images(fine_report(), component=-1, reason=Reason(NoPose.NO_PAIR))
+    report = with_pairs(report, matches=(7, 5, 9), inliers=(0, 0, 4))
+    chosen = Reason(PairChoice.ALL_OF_FEW, (3,))
+    said = words(replace(report, depth_model=FlatDepth.key, components=(), pairs_chosen=chosen))
     assert "The best of 3 pairs has 9 matches, of which 4 agree with one pose; at least 12 must agree." in said
     assert "51 features" in said and "try --matcher sift+xfeat." in said
     assert "No depth model" not in said and "exhaustive" not in said
 
 
 def test_a_camera_that_only_turned_is_trusted_in_direction_only():
-    report = fine_report()
-    for row in report["images"]:
-        row["parallax_px"] = 0.3
+    report = with_images(fine_report(), parallax_px=0.3)
     assert "There is no parallax in component 0" in words(report) and "directions are very likely right" in words(
         report
     )
-    report["images"][0]["parallax_px"] = 30.0
-    assert "parallax" not in words(report)
+    assert "parallax" not in words(with_image(report, 0, parallax_px=30.0))
 
 
 def test_a_given_focal_length_is_never_called_unusual():
-    report = fine_report()
-    report["cameras"][0].update(focal_px=300.0, focal_from="given")
-    assert "unusual" not in words(report)
+    assert "unusual" not in words(with_camera(fine_report(), focal_px=300.0, focal_from=FocalSource.GIVEN))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -199,7 +240,7 @@ def test_histograms_are_those_of_the_residuals():
 
 def test_curves_of_uniform_masses_are_straight():
     counts = [1.0] * HISTOGRAM.num_bins + [float(HISTOGRAM.num_bins)]
-    record = {"inlier_px": 20.0, "curves": [{"stage": "start", "part": "whole", "counts": counts}]}
+    record = Residuals(inlier_px=20.0, curves=(ResidualCurve("start", "whole", tuple(counts)),))
     curve = residual_curves(record)["curves"][0]
     assert curve["cumulative"] == pytest.approx(np.linspace(0, 0.5, HISTOGRAM.num_bins + 1))
     assert curve["density"] == pytest.approx([0.5 / HISTOGRAM.num_bins] * HISTOGRAM.num_bins)
@@ -226,7 +267,7 @@ def test_the_report_holds_every_stage_of_the_residuals(made):
 def test_long_histories_are_thinned_with_both_ends():
     steps = [("fine", Step(0.0, float(number), 0.0, 1.0, True)) for number in range(5000)]
     columns = step_columns(steps)
-    assert len(columns["loss"]) == MAX_STEPS and (columns["loss"][0], columns["loss"][-1]) == (0.0, 4999.0)
+    assert len(columns.loss) == MAX_STEPS and (columns.loss[0], columns.loss[-1]) == (0.0, 4999.0)
 
 
 def test_axes_hold_their_values_between_round_numbers():
@@ -295,7 +336,7 @@ def test_nothing_registered_gives_a_page_too(nothing):
 
 
 def test_names_cannot_become_elements(made):
-    data = page_data(made[0] / "scene", report_of(made[0] / "scene"))
+    data = page_data(made[0] / "scene", read_report(made[0] / "scene"))
     plain = Page(render_page(data))
     data["images"][0]["name"] = data["title"] = NASTY
     data["images"][8]["reason"] = NASTY

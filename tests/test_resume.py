@@ -126,4 +126,4 @@ def test_kills_lose_nothing_and_repeat_nothing(tmp_path):
 def test_all_stages_are_in_the_list(tmp_path):
     write_scene(tmp_path, num_frames=2)
     result = reconstruct(tmp_path / "images", tmp_path / "scene", settings(tmp_path, focal=FOCAL))
-    assert tuple(stage["name"] for stage in result.report["stages"]) == STAGES
+    assert tuple(stage.name for stage in result.report.stages) == STAGES

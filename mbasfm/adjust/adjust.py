@@ -26,6 +26,7 @@ from mbasfm.objective.distribution import Binning
 from mbasfm.objective.registry import KINDS
 from mbasfm.runtime.threads import one_core
 from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.outcome import NoPose, Reason
 from mbasfm.types.samples import SampleSource
 
 MANY_SAMPLES = 200_000
@@ -65,8 +66,8 @@ class Adjustment:
     cameras: Cameras
     registered: Bool[Tensor, " N"]
     """False: no edge, or not a single residual that could move the frame; the cameras' row means nothing then."""
-    reason: tuple[str, ...]
-    """Why a frame is not registered; empty for the others."""
+    reason: tuple[Reason[NoPose] | None, ...]
+    """Why a frame is not registered; None for the others."""
     diagnosis: Diagnosis
     pose_covariance: Float[Tensor, "N 6 6"]
     """Of the twist (omega [rad], tau [world length]) with T <- exp(xi) T, relative to the component's root."""
@@ -239,7 +240,7 @@ def _report(
     stuck = find_stuck(cameras, samples, problem.stage, fixed)
     seen = torch.bincount(samples.edges.flatten(), minlength=cameras.num_frames) > 0
     reason = tuple(
-        "no edge to any other frame" if not has_edge else diagnosis.explain(frame) if is_stuck else ""
+        Reason(NoPose.NO_EDGE) if not has_edge else diagnosis.explain(frame) if is_stuck else None
         for frame, (has_edge, is_stuck) in enumerate(zip(seen.tolist(), stuck.tolist(), strict=True))
     )
     covariance = pose_covariance(problem, cameras, priors)

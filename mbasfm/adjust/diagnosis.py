@@ -16,6 +16,7 @@ from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import SplitForm, split
 from mbasfm.runtime.distributed import deal
 from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.outcome import NoPose, Reason
 from mbasfm.types.samples import SampleSource
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
@@ -40,10 +41,9 @@ class Diagnosis:
     match_error_px: float
     """Estimated error of a match across its epipolar line, at a long side of 1024."""
 
-    def explain(self, frame: int) -> str:
+    def explain(self, frame: int) -> Reason[NoPose]:
         """Why a frame counts as not registered."""
-        share = 100 * float(self.inlier_share[frame])
-        return f"only {share:.1f} % of its matches agree with any pose that was tried"
+        return Reason(NoPose.FEW_MATCHES_AGREE, (100 * float(self.inlier_share[frame]),))
 
 
 def diagnose(cameras: Cameras, samples: SampleSource, stage: Stage) -> Diagnosis:

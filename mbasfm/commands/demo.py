@@ -116,7 +116,7 @@ def score(result: Reconstruction, truth: Cameras) -> dict[str, float]:
     areas = pose_auc(result.cameras.cam_from_world, poses, placed)
     focal = (result.cameras.intrinsics.focal[:, 0] / truth.intrinsics.focal[:, 0] - 1)[placed]
     row = {f"auc_{limit}": area for limit, area in zip((1, 3, 5), areas, strict=True)}
-    seconds = sum(stage["seconds"] for stage in result.report["stages"] if stage["name"] in ("adjust", "polish"))
+    seconds = sum(stage.seconds for stage in result.report.stages if stage.name in ("adjust", "polish"))
     error = float(focal.median()) if len(focal) else float("nan")
     return row | {"focal_error": error, "registered": int(torch.sum(placed)), "seconds": seconds}
 

@@ -69,7 +69,7 @@ def _summary(result: Localization, output: Path) -> dict[str, object]:
         "output": str(output),
         "queries": len(result.queries),
         "localized": result.num_localized,
-        "missing": {query.name: query.reason for query in result.queries if not query.localized},
+        "missing": {query.name: str(query.reason) for query in result.queries if not query.localized},
     }
 
 

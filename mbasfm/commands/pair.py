@@ -15,6 +15,7 @@ from mbasfm.io.images import read_upright, write_image
 from mbasfm.pair import Estimator, PairPose, two_view
 from mbasfm.report.pictures import match_picture
 from mbasfm.runtime.progress import Progress
+from mbasfm.types.outcome import FocalSource
 
 PAIR_NAME, PICTURE_NAME = "pair.json", "matches.jpg"
 
@@ -109,5 +110,5 @@ def lines_of(result: PairPose) -> list[str]:
     return [*lines, *result.notes]
 
 
-def _focals(result: PairPose) -> list[tuple[np.ndarray, str]]:
+def _focals(result: PairPose) -> list[tuple[np.ndarray, FocalSource]]:
     return list(zip(result.intrinsics.focal.numpy(), result.focal_from, strict=True))

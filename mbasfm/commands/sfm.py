@@ -78,21 +78,21 @@ class Sfm:
 
 
 def _summary(result: Reconstruction, output: Path) -> dict[str, Any]:
-    rows = result.report["images"]
+    rows = result.report.images
     return {
         "output": str(output),
         "photographs": len(rows),
         "registered": int(result.registered.sum()),
         "components": [model.num_images() for model in result.models],
-        "missing": {row["name"]: row["reason"] for row in rows if row["component"] < 0},
-        "seconds": sum(stage["seconds"] for stage in result.report["stages"]),
+        "missing": {row.name: str(row.reason) for row in rows if not row.registered},
+        "seconds": sum(stage.seconds for stage in result.report.stages),
     }
 
 
 def _summarise(result: Reconstruction, output: Path, console: Console) -> None:
-    for row in result.report["images"]:
-        if row["component"] < 0:
-            console.print(f"not registered: {row['name']}: {row['reason']}", highlight=False)
+    for row in result.report.images:
+        if not row.registered:
+            console.print(f"not registered: {row.name}: {row.reason}", highlight=False)
     registered, total = int(result.registered.sum()), len(result.registered)
     console.print(f"{registered} of {total} photographs registered in {len(result.models)} component(s)")
     for number, model in enumerate(result.models):

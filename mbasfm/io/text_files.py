@@ -41,6 +41,17 @@ def _finite(text: str) -> float:
     return number
 
 
+def plain_json(value: Any) -> Any:
+    """Value for JSON, with null in place of NaN."""
+    if isinstance(value, dict):
+        return {key: plain_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
 def write_text(path: Path, text: str) -> None:
     """Write beside the file, then move, so that readers find either the old or the new one complete."""
     temporary = path.with_name(f"{path.name}.part")

@@ -22,6 +22,7 @@ from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import split
 from mbasfm.sfm.sampling import draw_samples
 from mbasfm.types.cameras import Cameras, Fixed, Intrinsics, Lens
+from mbasfm.types.outcome import NoPose, Reason
 from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.samples import Samples
 
@@ -70,8 +71,8 @@ class Registered:
     focal_px: Float64[np.ndarray, " 2"]
     covariance: Float64[np.ndarray, "6 6"]
     support: Support
-    reason: str
-    """Why the query is not localized; empty if it is."""
+    reason: Reason[NoPose] | None
+    """Why the query is not localized; None if it is."""
 
 
 NOTHING = Support(0, 0, 0.0)
@@ -150,20 +151,20 @@ def _register(known: Known, unknowns: Sequence[Unknown], links: Links, settings:
     return results
 
 
-def _doubt(support: Support) -> str:
-    """Reason why the support is insufficient; empty if it is not."""
+def _doubt(support: Support) -> Reason[NoPose] | None:
+    """Reason why the support is insufficient; None if it is not."""
     if support.num_keypoints == 0:
-        return "no match leads to a point of the map"
-    agree = f"only {support.num_inliers} of {support.num_keypoints} matched keypoints agree with the best pose"
+        return Reason(NoPose.NO_MAP_POINT)
+    counts = support.num_inliers, support.num_keypoints
     if support.num_inliers < MIN_INLIERS or support.inlier_share < MIN_INLIER_SHARE:
-        return agree
-    return f"{agree}, as many as chance allows" if support.log10_false_alarms > MAX_LOG10_FALSE_ALARMS else ""
+        return Reason(NoPose.FEW_KEYPOINTS_AGREE, counts)
+    return Reason(NoPose.CHANCE, counts) if support.log10_false_alarms > MAX_LOG10_FALSE_ALARMS else None
 
 
 def _failed(item: Unknown, pose: np.ndarray | None) -> Registered:
     support = NOTHING if pose is None else support_of(pose, item.sightings, item.lens, LIMITS_PX[-1])
     num_points = int(item.sightings.has_point.sum())
-    reason = _doubt(support) if pose is not None else f"no pose fits its {num_points} matched points"
+    reason = _doubt(support) if pose is not None else Reason(NoPose.NO_POSE_FITS, (num_points,))
     return Registered(None, item.lens.focal, NO_COVARIANCE, support, reason)
 
 
@@ -177,7 +178,7 @@ def _judge(item: Unknown, start: np.ndarray, adjustment: Adjustment, row: int) -
     if not adjustment.registered[row] or support.num_inliers < 0.8 * before.num_inliers:
         pose, support, lens = start, before, item.lens
     reason = _doubt(support)
-    return Registered(None if reason else pose, lens.focal, covariance, support, reason)
+    return Registered(pose if reason is None else None, lens.focal, covariance, support, reason)
 
 
 class _Problem:

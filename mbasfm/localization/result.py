@@ -11,8 +11,10 @@ import numpy as np
 import pycolmap
 from jaxtyping import Float64
 
+from mbasfm.scene.report_file import reason_to_json
 from mbasfm.scene.tum import tum_text
 from mbasfm.types.cameras import Lens
+from mbasfm.types.outcome import NoPose, Reason
 from mbasfm.types.scene import View
 
 MODEL, TRAJECTORY, REPORT = Path("sparse") / "0", "trajectory.tum", "localization.json"
@@ -34,8 +36,8 @@ class Located:
     """Share of inliers among the keypoints that show a point of the map."""
     quarter_turns: int
     """Counter-clockwise quarter turns with which its features agree with the map's."""
-    reason: str
-    """Why the query is not localized; empty if it is."""
+    reason: Reason[NoPose] | None
+    """Why the query is not localized, a sentence as text; None if it is."""
 
     @property
     def localized(self) -> bool:
@@ -93,7 +95,7 @@ def _row(query: Located) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": query.name,
         "status": "localized" if query.localized else "not localized",
-        "reason": query.reason,
+        **reason_to_json(query.reason),
         "inliers": query.num_inliers,
         "inlier_share": query.inlier_share,
         "quarter_turns": query.quarter_turns,

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from mbasfm.matching.visual_words import CHUNK_ROWS, NUM_WORDS, Descriptors, vlad
+from mbasfm.types.outcome import PairChoice, Reason
 
 Mode = Literal["auto", "exhaustive", "sequential", "retrieval"]
 Pairs = Int64[np.ndarray, "P 2"]
@@ -56,30 +57,28 @@ def choose_pairs(
     seed: int,
     settings: PairSettings = DEFAULT_SETTINGS,
     looks: Looks | None = None,
-) -> tuple[Pairs, str]:
-    """Pairs to match, and a sentence on what was chosen and why; ``looks`` takes precedence over descriptors."""
+) -> tuple[Pairs, Reason[PairChoice]]:
+    """Pairs to match, and why these; ``looks`` takes precedence over descriptors."""
     num_frames = len(descriptors)
     if mode == "exhaustive":
-        return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as asked for."
+        return exhaustive_pairs(num_frames), Reason(PairChoice.ALL_WANTED, (num_frames,))
     if mode == "sequential":
-        doubt = "" if ordered else ", although the names are not numbered like a sequence"
-        what = f"Each of {num_frames} frames with the {settings.overlap} following and some later ones"
-        return sequential_pairs(num_frames, settings.overlap), f"{what}, as asked for{doubt}."
+        kind = PairChoice.SEQUENCE if ordered else PairChoice.SEQUENCE_UNNUMBERED
+        return sequential_pairs(num_frames, settings.overlap), Reason(kind, (num_frames, settings.overlap))
     if mode == "auto" and num_frames <= settings.exhaustive_up_to:
-        return exhaustive_pairs(num_frames), f"All pairs, as there are only {num_frames} frames."
+        return exhaustive_pairs(num_frames), Reason(PairChoice.ALL_OF_FEW, (num_frames,))
     if looks is None and not any(array.shape[1] for array in descriptors):
-        return exhaustive_pairs(num_frames), f"All pairs of {num_frames} frames, as there is nothing to compare by."
+        return exhaustive_pairs(num_frames), Reason(PairChoice.ALL_UNLIKE, (num_frames,))
     looks = looks or Looks("VLAD of local features", lambda: vlad(descriptors, seed, settings.num_words))
     pairs = retrieval_pairs(looks.vectors(), settings.num_neighbours)
-    what = f"Each of {num_frames} frames with the {settings.num_neighbours} that look most alike (by {looks.name})"
+    alike, many = (num_frames, settings.num_neighbours, looks.name), settings.exhaustive_up_to
     if mode == "retrieval":
-        return pairs, f"{what}, as asked for."
-    why = f"as there are more than {settings.exhaustive_up_to} frames"
+        return pairs, Reason(PairChoice.ALIKE_WANTED, alike)
     if not ordered:
-        return pairs, f"{what}, {why}."
-    following = sequential_pairs(num_frames, settings.overlap_beside_retrieval)
-    sentence = f"{what} and the {settings.overlap_beside_retrieval} following, {why} and they are numbered in sequence."
-    return _sorted_unique(np.concatenate([pairs, following])), sentence
+        return pairs, Reason(PairChoice.ALIKE, (*alike, many))
+    overlap = settings.overlap_beside_retrieval
+    both = _sorted_unique(np.concatenate([pairs, sequential_pairs(num_frames, overlap)]))
+    return both, Reason(PairChoice.ALIKE_AND_SEQUENCE, (*alike, overlap, many))
 
 
 def exhaustive_pairs(num_frames: int) -> Pairs:

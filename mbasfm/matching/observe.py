@@ -1,7 +1,7 @@
 """Observations of the photographs: features, depth and matches, by one matcher or by several."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from mbasfm.models.matchers.dinov2 import Dinov2
 from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
 from mbasfm.runtime.progress import each, say, stage
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import PairChoice, Reason
 from mbasfm.types.photos import DepthEstimate, Features, Photo
 
 MANY_MATCHES = 100
@@ -37,8 +38,8 @@ MANY_FEATURES = 2000
 LONG_S = 120.0
 """Expected seconds of a network on the CPU that are worth a warning."""
 AnyMatcher = Matcher | ImageMatcher
-ChoosePairs = Callable[[Sequence[Features], Matcher], tuple[Pairs, str]]
-"""Function from features and their matcher to pairs, and a sentence on why these."""
+ChoosePairs = Callable[[Sequence[Features], Matcher], tuple[Pairs, Reason[PairChoice]]]
+"""Function from features and their matcher to pairs, and why these."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
 
 
@@ -71,7 +72,7 @@ def observe(
         estimates = estimate_depths(photos, depth_model, min_depth_confidence)
         depths = _with_flat(photos, list(each(estimates, len(photos))))
 
-    def choose(features: Sequence[Features], matcher: Matcher) -> tuple[Pairs, str]:
+    def choose(features: Sequence[Features], matcher: Matcher) -> tuple[Pairs, Reason[PairChoice]]:
         return _choose_pairs(photos, features, matcher, wanted)
 
     observations = _match(photos, depths, matchers[0], choose, min_confidence)
@@ -80,7 +81,7 @@ def observe(
         if weak.any():
             more = _match(photos, depths, matcher, for_sake_of(weak, choose), min_confidence)
             observations = merge(observations, more)
-    return observations
+    return replace(observations, depth_model=depth_model.key)
 
 
 def _with_flat(photos: Sequence[Photo], found: Sequence[DepthEstimate | InputError]) -> list[DepthEstimate]:
@@ -128,15 +129,15 @@ def _match(
         for frame, item in enumerate(features)
         if len(item.pixels) < MANY_FEATURES and item.descriptors.shape[1]
     }
-    return Observations(photos, depths, keypoints, colors, pairs, matches, few)
+    return Observations(photos, depths, keypoints, colors, pairs, matches, few, why)
 
 
 def for_sake_of(wanted: Bool[np.ndarray, " N"], choose: ChoosePairs) -> ChoosePairs:
     """Restrict a choice of pairs to those with a wanted photograph."""
 
-    def choose_some(features: Sequence[Features], chooser: Matcher) -> tuple[Pairs, str]:
+    def choose_some(features: Sequence[Features], chooser: Matcher) -> tuple[Pairs, Reason[PairChoice]]:
         pairs, _ = choose(features, chooser)
-        return pairs[wanted[pairs].any(1)], "those of photographs with few matches"
+        return pairs[wanted[pairs].any(1)], Reason(PairChoice.OF_WEAK)
 
     return choose_some
 
@@ -163,6 +164,7 @@ def merge(first: Observations, second: Observations) -> Observations:
         np.array(pairs, dtype=np.int64).reshape(-1, 2),
         [np.concatenate(matches[pair]) for pair in pairs],
         first.descriptors,
+        first.pairs_chosen,
     )
 
 
@@ -223,15 +225,15 @@ def _looks_of(photos: Sequence[Photo]) -> Looks | None:
 
 def _choose_pairs(
     photos: Sequence[Photo], features: Sequence[Features], matcher: Matcher, wanted: WantedPairs
-) -> tuple[Pairs, str]:
+) -> tuple[Pairs, Reason[PairChoice]]:
     if wanted.given is not None:
-        return wanted.given, f"from {wanted.mode}"
+        return wanted.given, Reason(PairChoice.LISTED, (wanted.mode,))
     names = [photo.name for photo in photos]
     given = getattr(matcher, "pairs", lambda: None)()
     if given is not None:
         number = {name: index for index, name in enumerate(names)}
         known = {tuple(sorted((number[a], number[b]))) for a, b in given if a in number and b in number}
-        return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), "those that the matcher has"
+        return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), Reason(PairChoice.OF_MATCHER)
     descriptors = [item.descriptors for item in features]
     ordered, looks = looks_ordered(names), _looks_of(photos)
     return choose_pairs(wanted.mode, descriptors, ordered, wanted.seed, looks=looks)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from mbasfm.polish.colmap_mapper import HELD, MAX_ERROR_PX, Freedom, Mapper, bui
 from mbasfm.polish.depth_observations import weigh_depth
 from mbasfm.polish.tracks import held_out_error_px, split_matches
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.outcome import NotPolished, Reason
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MAX_PASSES, FAR_DEG = 2, 0.2
@@ -32,13 +33,17 @@ class Polished:
 
     model: pycolmap.Reconstruction
     cameras: Cameras
-    used: bool
-    reason: str
-    """Why the cameras were left as they were; empty if polish was used."""
+    reason: Reason[NotPolished] | None
+    """Why the cameras were left as they were; None if polish was used."""
     held_out_px: tuple[float, float]
     """Median epipolar distance of held-out matches before and after."""
     used_depth: bool = False
     """Whether depth was good enough to be adjusted with the tracks."""
+
+    @property
+    def used(self) -> bool:
+        """Whether the cameras are those of polish."""
+        return self.reason is None
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,8 @@ def polish(
     split = split_matches(mine, keypoints, settings.tracks_per_frame, settings.seed)
     before = held_out_error_px(cameras, mine, keypoints, split.held)
     used = [view.matches[chosen] for view, chosen in zip(mine, split.used, strict=True)]
-    reason, after, polished = "", float("nan"), cameras
-    prior_focal = None
+    reason: Reason[NotPolished] | None = None
+    after, polished, prior_focal = float("nan"), cameras, None
     for _ in range(MAX_PASSES):
         model = build_model(names, frames, polished, keypoints, settings.freedom)
         prior_focal = prior_focal or focals_of(model)
@@ -91,23 +96,23 @@ def polish(
         mapper.triangulate()
         num_points = mapper.model.num_points3D()
         if num_points < MIN_POINTS:
-            reason = f"only {num_points} points could be triangulated; {MIN_POINTS} are needed"
+            reason = Reason(NotPolished.FEW_POINTS, (num_points, MIN_POINTS))
             break
         mapper.depth = weigh_depth(mapper.model, cameras, keypoints)
         mapper.settle(settings.freedom, _px(cameras, frames))
         if mapper.model.num_points3D() < MIN_LEFT * num_points:
-            reason = f"only {mapper.model.num_points3D()} of {num_points} points were left"
+            reason = Reason(NotPolished.FEW_POINTS_LEFT, (mapper.model.num_points3D(), num_points))
             break
         earlier, polished = polished, read_back(mapper.model, polished)
         if _turned_deg(earlier, polished, mine) < FAR_DEG:
             break
-    if not reason:
+    if reason is None:
         after = held_out_error_px(polished, mine, keypoints, split.held)
         if after > WORSE * before:
-            reason = f"held-out matches got worse, {before:.2f} to {after:.2f} px"
-    polished = cameras if reason else polished
+            reason = Reason(NotPolished.HELD_OUT_WORSE, (before, after))
+    polished = polished if reason is None else cameras
     model = triangulate(names, frames, polished, views, keypoints)
-    return Polished(model, polished, not reason, reason, (before, after), not reason and mapper.depth is not None)
+    return Polished(model, polished, reason, (before, after), reason is None and mapper.depth is not None)
 
 
 def _turned_deg(before: Cameras, after: Cameras, views: Sequence[TwoView]) -> float:

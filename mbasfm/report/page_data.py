@@ -1,7 +1,6 @@
 """SCENE/report.html from a scene's folder alone: reads report.json, the models and the photographs."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,18 @@ import pycolmap
 import torch
 from jaxtyping import Float64
 
-from mbasfm.errors import InputError
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import read_first_small
-from mbasfm.io.text_files import read_json, write_text
+from mbasfm.io.text_files import write_text
 from mbasfm.objective.distribution import distribution_from_counts
 from mbasfm.report.page import render_page
 from mbasfm.report.pictures import jpeg_text
 from mbasfm.report.record import HISTOGRAM
-from mbasfm.report.verdict import judge
+from mbasfm.report.verdict import judge, link_counts
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.framing import frustum_size, stand_up
+from mbasfm.scene.report_file import damaged_report_as_error, read_report, stage_to_json
+from mbasfm.types.outcome import Residuals, RunReport
 
 MAX_POINTS = 20_000
 """In the page, over all components."""
@@ -39,81 +39,54 @@ def write_report(folder: Path | str) -> Path:
     """Write report.html into a scene's folder; the same scene gives the same bytes."""
     target = Path(folder) / "report.html"
     report = read_report(Path(folder))
-    with believing(Path(folder)):
+    with damaged_report_as_error(Path(folder)):
         page = render_page(page_data(Path(folder), report))
     write_text(target, page)
     return target
 
 
-@contextmanager
-def believing(folder: Path) -> Iterator[None]:
-    """Use a report as if it were sound: whatever then goes wrong with its values means that it is not."""
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        what = f"{type(error).__name__} {error}".split("\n")[0]
-        raise InputError(f"{folder}/report.json: damaged, or of another version ({what}); run mba sfm again") from error
-
-
-def page_data(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
+def page_data(folder: Path, report: RunReport) -> dict[str, Any]:
     """Everything that the page shows, as plain values."""
-    names = [row["name"] for row in report["images"]]
+    names = [row.name for row in report.images]
     paths = sorted((folder / "sparse").glob("*/images.bin"), key=lambda path: int(path.parent.name))
     models = [read_model(path.parent) for path in paths]
     return {
-        "title": Path(report["source"]).name,
+        "title": Path(report.source).name,
         "verdict": asdict(judge(report)),
-        "images": image_rows(report, thumbnails(folder, Path(report["source"]), names)),
+        "images": image_rows(report, thumbnails(folder, Path(report.source), names)),
         "scene": [component_view(model, _share_of(model, models)) for model in models],
-        "pairs": report["pairs"],
-        "residuals": residual_curves(report["residuals"]),
-        "steps": report["steps"],
-        "stages": report["stages"],
-        "cameras": report["cameras"],
-        "settings": report["settings"],
-        "notes": report["notes"],
+        "pairs": asdict(report.pairs),
+        "residuals": residual_curves(report.residuals),
+        "steps": asdict(report.steps),
+        "stages": [stage_to_json(row) for row in report.stages],
+        "cameras": [asdict(row) | {"focal_from": str(row.focal_from)} for row in report.cameras],
+        "settings": dict(report.settings),
+        "notes": list(report.notes),
     }
 
 
-def read_report(folder: Path) -> dict[str, Any]:
-    """report.json of a scene."""
-    path = folder / "report.json"
-    if not path.is_file():
-        raise InputError(f"{folder}: no report.json there; run `mba sfm` with --output {folder} first")
-    content = read_json(path)
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: damaged, or of another version; run mba sfm again")
-    return content
-
-
-def image_rows(report: dict[str, Any], pictures: Sequence[str | None]) -> list[dict[str, Any]]:
+def image_rows(report: RunReport, pictures: Sequence[str | None]) -> list[dict[str, Any]]:
     """What there is to say of every photograph."""
-    links = np.zeros(len(report["images"]), dtype=np.int64)
-    pairs = report["pairs"]
-    for i, j, used in zip(pairs["i"], pairs["j"], pairs["used"], strict=True):
-        links[[i, j]] += used
-    rows = []
-    for number, row in enumerate(report["images"]):
-        sigma = row.get("sigma") or {}
-        rows.append(
-            {
-                "name": row["name"],
-                "component": row["component"],
-                "reason": row["reason"],
-                "neighbours": int(links[number]),
-                "inlier_share": row.get("inlier_share"),
-                "depth_error": row.get("depth_error"),
-                "sigma_deg": _length(sigma.get("rotation_deg")),
-                "sigma_length": _length(sigma.get("translation")),
-                "picture": pictures[number],
-                "depth_picture": report["depth_pictures"][number],
-            }
-        )
-    return rows
+    links = link_counts(report)
+    return [
+        {
+            "name": row.name,
+            "component": row.component,
+            "reason": "" if row.reason is None else str(row.reason),
+            "neighbours": int(links[number]),
+            "inlier_share": row.inlier_share,
+            "depth_error": row.depth_error,
+            "sigma_deg": None if row.sigma is None else _length(row.sigma.rotation_deg),
+            "sigma_length": None if row.sigma is None else _length(row.sigma.translation),
+            "picture": pictures[number],
+            "depth_picture": report.depth_pictures[number],
+        }
+        for number, row in enumerate(report.images)
+    ]
 
 
-def _length(values: Sequence[float | None] | None) -> float | None:
-    known = [value for value in values or () if value is not None]
+def _length(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return float(np.linalg.norm(known)) if known else None
 
 
@@ -139,21 +112,21 @@ def thumbnails(folder: Path, source: Path, names: Sequence[str]) -> list[str | N
 # Residuals
 
 
-def residual_curves(record: dict[str, Any]) -> dict[str, Any]:
+def residual_curves(record: Residuals) -> dict[str, Any]:
     """F at the borders of the bins, p of each bin, and the median of every recorded histogram."""
     curves = []
-    for item in record["curves"]:
-        distribution = distribution_from_counts(HISTOGRAM, torch.tensor(item["counts"], dtype=torch.float64)[None])
+    for item in record.curves:
+        distribution = distribution_from_counts(HISTOGRAM, torch.tensor(item.counts, dtype=torch.float64)[None])
         curves.append(
             {
-                "stage": item["stage"],
-                "part": item["part"],
+                "stage": item.stage,
+                "part": item.part,
                 "cumulative": distribution.cumulative()[0].tolist(),
                 "density": distribution.density()[0].tolist(),
                 "median_px": float(distribution.quantile(0.5)[0]),
             }
         )
-    places = HISTOGRAM.coordinate(torch.tensor([*RESIDUAL_TICKS_PX, record["inlier_px"]], dtype=torch.float64)).tolist()
+    places = HISTOGRAM.coordinate(torch.tensor([*RESIDUAL_TICKS_PX, record.inlier_px], dtype=torch.float64)).tolist()
     ticks = [(place, f"{px:g}") for place, px in zip(places, RESIDUAL_TICKS_PX, strict=False)]
     return {"ticks": ticks, "limit": places[-1], "curves": curves}
 

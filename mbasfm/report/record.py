@@ -1,7 +1,7 @@
-"""What a run leaves in report.json for those who look at it later: residuals, steps, pairs, cameras, depth."""
+"""The report of a run, for those who look at it later: residuals, steps, pairs, cameras, depth."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,14 @@ from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import split
 from mbasfm.report.pictures import color_depth, jpeg_text
 from mbasfm.scene.depth_fit import says_something
-from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.scene.reconstruction import Reconstruction, finite
+from mbasfm.scene.report_file import stage_row
+from mbasfm.scene.write import Written, with_written
 from mbasfm.sfm.outcome import Run
-from mbasfm.sfm.starting_intrinsics import StartIntrinsics
+from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import CameraRow, PairColumns, ResidualCurve, Residuals, RunReport, StepColumns
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate
 from mbasfm.types.samples import SampleSource
@@ -36,17 +39,25 @@ MAX_STEPS = 400
 DEPTH_LONG_SIDE_PX = 96
 
 
-def record(run: Run, result: Reconstruction) -> dict[str, Any]:
-    """Entries of the report; all are plain values and bounded in size, but for one line or two per photograph."""
-    return {
-        "source": str(run.source.resolve()),
-        "settings": asdict(run.config),
-        "cameras": camera_rows(run.observations, run.start, result.cameras),
-        "pairs": pair_columns(run.observations, run.verified, result),
-        "residuals": residual_record(run, result.models),
-        "steps": step_columns(run.placed.adjustment.steps if run.placed is not None else ()),
-        "depth_pictures": [_depth_picture(depth) for depth in run.observations.depths],
-    }
+def record(
+    run: Run, result: Reconstruction, written: Written, stages: Sequence[Mapping[str, Any]], notes: Sequence[str]
+) -> RunReport:
+    """The whole report of a run at its end; all is bounded in size, but for one line or two per photograph."""
+    return replace(
+        with_written(result.report, written),
+        source=str(run.source.resolve()),
+        settings=asdict(run.config),
+        depth_model=run.observations.depth_model,
+        pairs_chosen=run.observations.pairs_chosen,
+        cameras=camera_rows(run.observations, run.start, result.cameras),
+        pairs=pair_columns(run.observations, run.verified, result),
+        residuals=residual_record(run, result.models),
+        steps=step_columns(run.placed.adjustment.steps if run.placed is not None else ()),
+        depth_pictures=tuple(_depth_picture(depth) for depth in run.observations.depths),
+        stages=tuple(stage_row(stage) for stage in stages),
+        notes=tuple(notes),
+        skipped=tuple(run.skipped),
+    )
 
 
 def _depth_picture(depth: DepthEstimate) -> str | None:
@@ -58,21 +69,20 @@ def _depth_picture(depth: DepthEstimate) -> str | None:
 # Residuals
 
 
-def residual_record(run: Run, models: Sequence[pycolmap.Reconstruction]) -> dict[str, Any]:
+def residual_record(run: Run, models: Sequence[pycolmap.Reconstruction]) -> Residuals:
     """Histograms of the residuals at the start, after adjustment and after polish; the last count lies beyond all."""
-    curves: list[dict[str, Any]] = []
+    curves: list[ResidualCurve] = []
     if run.placed is not None:
         for stage, cameras in (("start", run.placed.start), ("adjust", run.placed.adjustment.cameras)):
             whole, across = sample_histograms(cameras, run.placed.samples)
-            curves += [{"stage": stage, "part": "whole", "counts": _rounded(whole)}]
-            curves += [{"stage": stage, "part": "across", "counts": _rounded(across)}]
+            curves += [ResidualCurve(stage, "whole", _rounded(whole)), ResidualCurve(stage, "across", _rounded(across))]
     if models:
         errors = np.concatenate([track_errors_px(model) for model in models])
         index = HISTOGRAM.index(torch.from_numpy(errors)[None])
         counts = count_bins(index, torch.ones(index.shape), HISTOGRAM.num_bins)[0]
-        curves.append({"stage": "polish", "part": "tracks", "counts": _rounded(counts)})
+        curves.append(ResidualCurve("polish", "tracks", _rounded(counts)))
     limit = inlier_limit_px(stages_of(run.config)[-1])
-    return {"edges_px": HISTOGRAM.edges().tolist(), "inlier_px": limit, "curves": curves}
+    return Residuals(tuple(HISTOGRAM.edges().tolist()), limit, tuple(curves))
 
 
 def sample_histograms(cameras: Cameras, samples: SampleSource) -> tuple[Float[Tensor, " T1"], Float[Tensor, " T1"]]:
@@ -103,31 +113,29 @@ def track_errors_px(model: pycolmap.Reconstruction) -> Float64[np.ndarray, " M"]
     return np.concatenate(errors)
 
 
-def _rounded(counts: Float[Tensor, " T1"]) -> list[float]:
-    return [round(value, 3) for value in counts.tolist()]
+def _rounded(counts: Float[Tensor, " T1"]) -> tuple[float, ...]:
+    return tuple(round(value, 3) for value in counts.tolist())
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # Steps, pairs, cameras
 
 
-def step_columns(steps: Sequence[tuple[str, Step]]) -> dict[str, list[Any]]:
+def step_columns(steps: Sequence[tuple[str, Step]]) -> StepColumns:
     """The history of the adjustment by columns; long ones are thinned out evenly."""
     chosen = np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).round().astype(np.int64).tolist()
-    rows = [(number, steps[number]) for number in chosen]
-    return {
-        "number": [number for number, _ in rows],
-        "stage": [name for _, (name, _) in rows],
-        "loss": [step.loss for _, (_, step) in rows],
-        "score": [step.score for _, (_, step) in rows],
-        "damping": [step.damping for _, (_, step) in rows],
-        "accepted": [step.accepted for _, (_, step) in rows],
-    }
+    rows = [steps[number] for number in chosen]
+    return StepColumns(
+        number=tuple(chosen),
+        stage=tuple(name for name, _ in rows),
+        loss=tuple(finite(step.loss) for _, step in rows),
+        score=tuple(finite(step.score) for _, step in rows),
+        damping=tuple(finite(step.damping) for _, step in rows),
+        accepted=tuple(step.accepted for _, step in rows),
+    )
 
 
-def pair_columns(
-    observations: Observations, verified: Sequence[TwoView], result: Reconstruction
-) -> dict[str, list[int]]:
+def pair_columns(observations: Observations, verified: Sequence[TwoView], result: Reconstruction) -> PairColumns:
     """Matches, verified inliers and whether the pair is an edge of the final graph (0 or 1), by columns."""
     matches = {
         (i, j): len(m) for (i, j), m in zip(observations.pairs.tolist(), observations.matches, strict=True) if len(m)
@@ -135,38 +143,23 @@ def pair_columns(
     inliers = {(view.i, view.j): view.num_inliers for view in verified}
     used = {(min(edge), max(edge)) for edge in result.graph.edges.tolist()}
     pairs = sorted(sorted(matches, key=lambda pair: (-matches[pair], pair))[:MAX_PAIRS])
-    return {
-        "i": [i for i, _ in pairs],
-        "j": [j for _, j in pairs],
-        "matches": [matches[pair] for pair in pairs],
-        "inliers": [inliers.get(pair, 0) for pair in pairs],
-        "used": [int(pair in used) for pair in pairs],
-    }
+    return PairColumns(
+        i=tuple(i for i, _ in pairs),
+        j=tuple(j for _, j in pairs),
+        matches=tuple(matches[pair] for pair in pairs),
+        inliers=tuple(inliers.get(pair, 0) for pair in pairs),
+        used=tuple(int(pair in used) for pair in pairs),
+    )
 
 
-def camera_rows(observations: Observations, start: StartIntrinsics, cameras: Cameras) -> list[dict[str, Any]]:
+def camera_rows(observations: Observations, start: StartIntrinsics, cameras: Cameras) -> tuple[CameraRow, ...]:
     """Size and focal length of each camera, and where its focal length came from."""
     rows = []
     group = start.intrinsics.group
     for number in torch.unique(group).tolist():
         frames = torch.nonzero(group == number).flatten().tolist()
         width, height = start.intrinsics.sizes[frames[0]].tolist()
-        if bool(start.is_known[frames[0]]):
-            source = "given"
-        elif bool(start.is_exif[frames[0]]):
-            source = "metadata"
-        elif bool(start.is_init[frames[0]]):
-            source = "model to start from"
-        else:
-            source = "depth model" if any(observations.depths[frame].focal_px for frame in frames) else "search"
-        rows.append(
-            {
-                "images": len(frames),
-                "width": width,
-                "height": height,
-                "focal_from": source,
-                "start_focal_px": float(start.intrinsics.focal[frames].median()),
-                "focal_px": float(cameras.intrinsics.focal[frames].median()),
-            }
-        )
-    return rows
+        source = focal_source(start, frames[0], any(observations.depths[frame].focal_px for frame in frames))
+        focals = (float(item.focal[frames].median()) for item in (start.intrinsics, cameras.intrinsics))
+        rows.append(CameraRow(len(frames), width, height, source, *map(finite, focals)))
+    return tuple(rows)

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from jaxtyping import Int64
 
 from mbasfm.estimators.two_view import MIN_INLIERS
-from mbasfm.sfm.outcome import has_parallax, known_values
+from mbasfm.models.depth.flat import FlatDepth
+from mbasfm.sfm.outcome import has_parallax
+from mbasfm.types.outcome import ALL_PAIRS, FocalSource, ImageRow, NoPose, NotPolished, Reason, RunReport
 
 Tone = Literal["good", "fair", "bad"]
-Report = dict[str, Any]
 SHOWN_NAMES = 5
 SURE_SHARE, UNSURE_SHARE = 0.8, 0.5
 """Of the matches of a photograph that agree with its pose."""
@@ -20,6 +22,11 @@ WEAK_DEPTH = 0.25
 """Relative depth error from which on depth hardly helps."""
 FEW_INLIERS, FEW_POINTS = 60, 50
 SHORT_TRACK = 2.5
+LACKS_MATCHES = (NoPose.NO_PAIR, NoPose.FEW_MATCHES_AGREE)
+"""Kinds that more matches may help."""
+MORE_MATCHES = "More matches help: more overlap, sharper photographs, another matcher."
+POLISH_ADVICE = {NotPolished.SWITCHED_OFF: "Leave out --no-polish.", NotPolished.HELD: ""}
+"""Where it is not that of more matches."""
 USUAL_FOCAL = (0.6, 2.2)
 """Over the long side of the image: from wide angles of phones to short telephoto lenses."""
 
@@ -43,7 +50,7 @@ class Verdict:
     remarks: tuple[Remark, ...]
 
 
-def judge(report: Report) -> Verdict:
+def judge(report: RunReport) -> Verdict:
     """Read a report as somebody would who knows the program."""
     rules = (
         _missing,
@@ -66,19 +73,17 @@ def judge(report: Report) -> Verdict:
     return Verdict(tone, _headline(report), sureness, ranked)
 
 
-def polished_components(report: Report) -> list[dict[str, Any]]:
-    """What the last stage that touched the components says of each, largest first."""
-    found = [stage["components"] for stage in report["stages"] if isinstance(stage.get("components"), list)]
-    return list(found[-1]) if found else []
+def link_counts(report: RunReport) -> Int64[np.ndarray, " N"]:
+    """Number of edges of the graph at every photograph."""
+    count = np.zeros(len(report.images), dtype=np.int64)
+    for i, j, used in zip(report.pairs.i, report.pairs.j, report.pairs.used, strict=True):
+        count[[i, j]] += used
+    return count
 
 
-def _registered(report: Report) -> list[dict[str, Any]]:
-    return [row for row in report["images"] if row["component"] >= 0]
-
-
-def _headline(report: Report) -> str:
-    placed, total = len(_registered(report)), len(report["images"])
-    groups = len({row["component"] for row in _registered(report)})
+def _headline(report: RunReport) -> str:
+    placed, total = len(report.registered), len(report.images)
+    groups = len({row.component for row in report.registered})
     if placed == 0:
         return f"None of the {total} photographs could be placed."
     who = f"All {total}" if placed == total else f"{placed} of {total}"
@@ -86,55 +91,56 @@ def _headline(report: Report) -> str:
     return f"{who} photographs were placed, {where}."
 
 
-def _sureness(report: Report) -> tuple[Tone, str]:
+def _sureness(report: RunReport) -> tuple[Tone, str]:
     """How far the poses may be trusted, from what the photographs themselves say."""
-    placed, components = _registered(report), polished_components(report)
+    placed, components = report.registered, report.components
     if not placed:
         return "bad", "There is no pose to be sure of."
-    shares = known_values(placed, "inlier_share")
-    errors = [item["mean_error_px"] for item in components if item["points"] and item["mean_error_px"] is not None]
+    shares = _shares(placed)
+    errors = [item.mean_error_px for item in components if item.points and item.mean_error_px is not None]
     share, error = _mean(shares), _mean(errors)
-    all_there = len(placed) == len(report["images"])
-    sharp = bool(errors) and error < SHARP_PX and all(item["polished"] for item in components)
-    facts = [f"{_percent(share)} of the matches agree with the poses"] if len(shares) else []
+    all_there = len(placed) == len(report.images)
+    sharp = bool(errors) and error < SHARP_PX and all(item.polished for item in components)
+    facts = [f"{_percent(share)} of the matches agree with the poses"] if shares else []
     facts += [f"points reproject to {error:.2f} px on average"] if errors else []
-    turns = [_norm(row["sigma"]["rotation_deg"]) for row in placed if "sigma" in row]
+    turns = [_norm(row.sigma.rotation_deg) for row in placed if row.sigma is not None]
     facts += [f"a typical camera direction is known to {np.median(turns):.2g}°"] if turns and any(turns) else []
     because = ": " + ", ".join(facts) if facts else ""
-    if len(shares) and share > SURE_SHARE and not has_parallax(placed):
+    if shares and share > SURE_SHARE and not has_parallax(placed):
         return "fair", f"Camera directions are very likely right{because}; how far anything is away is not known."
-    if len(shares) and share > SURE_SHARE and sharp:
+    if shares and share > SURE_SHARE and sharp:
         return ("good" if all_there and len(components) == 1 else "fair"), f"The poses are very likely right{because}."
-    if len(shares) and share > UNSURE_SHARE and not _is_thin(report):
+    if shares and share > UNSURE_SHARE and not _is_thin(report):
         return "fair", f"The poses are probably right{because}."
     return "bad", f"The poses should not be trusted without a look{because}."
 
 
-def _is_thin(report: Report) -> bool:
+def _is_thin(report: RunReport) -> bool:
     """Too few points to believe in, however well they fit."""
-    return max((item["points"] for item in polished_components(report)), default=0) < FEW_POINTS
+    return max((item.points for item in report.components), default=0) < FEW_POINTS
 
 
 # ----------------------------------------------------------------------------------------------------------------
 # Rules: each gives no remark, one, or several
 
 
-def _missing(report: Report) -> Iterator[Remark]:
-    reasons: dict[str, list[str]] = {}
-    for row in report["images"]:
-        if row["component"] < 0:
-            reasons.setdefault(row["reason"], []).append(row["name"])
-    for reason, names in reasons.items():
-        what = "photograph has" if len(names) == 1 else "photographs have"
-        yield Remark("bad", f"{len(names)} {what} no pose ({_list(names)}): {reason}.", _advice_for(reason, report))
+def _missing(report: RunReport) -> Iterator[Remark]:
+    told: dict[str, list[ImageRow]] = {}  # by sentence: numbers that differ unseen are one reason
+    for row in report.images:
+        if not row.registered:
+            told.setdefault(str(row.reason), []).append(row)
+    for sentence, rows in told.items():
+        what = "photograph has" if len(rows) == 1 else "photographs have"
+        names = _list([row.name for row in rows])
+        yield Remark("bad", f"{len(rows)} {what} no pose ({names}): {sentence}.", _advice_for(rows[0].reason, report))
 
 
-def _hopeless(report: Report) -> Iterator[Remark]:
+def _hopeless(report: RunReport) -> Iterator[Remark]:
     """Where nothing at all was placed: how near it came."""
-    if _registered(report):
+    if report.registered:
         return
-    matches, inliers = report["pairs"]["matches"], report["pairs"]["inliers"]
-    features = [stage["mean"] for stage in report["stages"] if stage["name"] == "features" and "mean" in stage]
+    matches, inliers = report.pairs.matches, report.pairs.inliers
+    features = [stage.facts["mean"] for stage in report.stages if stage.name == "features" and "mean" in stage.facts]
     best = f"The best of {len(matches)} pairs has {max(matches)} matches" if matches else "No pair has a single match"
     agree = f", of which {max(inliers)} agree with one pose" if matches else ""
     shown = f" Photographs have {features[0]} features on average." if features else ""
@@ -142,18 +148,19 @@ def _hopeless(report: Report) -> Iterator[Remark]:
     yield Remark("bad", f"{best}{agree}; at least {MIN_INLIERS} must agree.{shown}", advice)
 
 
-def _advice_for(reason: str, report: Report) -> str:
-    if "depth" in reason:
+def _advice_for(reason: Reason[NoPose] | None, report: RunReport) -> str:
+    kind = None if reason is None else reason.kind
+    if kind is NoPose.NO_DEPTH:
         return "Try another depth model; `mba models` lists those that can run."
-    options = [] if "xfeat" in str(report["settings"]["matcher"]) else ["--matcher sift+xfeat"]
-    if not any(str(stage.get("why", "")).startswith("All pairs") for stage in report["stages"]):
+    options = [] if "xfeat" in str(report.settings["matcher"]) else ["--matcher sift+xfeat"]
+    if report.pairs_chosen is None or report.pairs_chosen.kind not in ALL_PAIRS:
         options.append("--pairs exhaustive")
-    tries = f", or try {' and '.join(options)}" if options and "matches" in reason else ""
+    tries = f", or try {' and '.join(options)}" if options and kind in LACKS_MATCHES else ""
     return f"Take photographs in between, with at least two thirds of the view in common{tries}."
 
 
-def _components(report: Report) -> Iterator[Remark]:
-    sizes = [item["images"] for item in polished_components(report)]
+def _components(report: RunReport) -> Iterator[Remark]:
+    sizes = [item.images for item in report.components]
     if len(sizes) > 1:
         parts = ", ".join(map(str, sizes[:SHOWN_NAMES])) + (", ..." if len(sizes) > SHOWN_NAMES else "")
         yield Remark(
@@ -164,9 +171,9 @@ def _components(report: Report) -> Iterator[Remark]:
         )
 
 
-def _turned(report: Report) -> Iterator[Remark]:
-    for number in sorted({row["component"] for row in _registered(report)}):
-        members = [row for row in _registered(report) if row["component"] == number]
+def _turned(report: RunReport) -> Iterator[Remark]:
+    for number in sorted({row.component for row in report.registered}):
+        members = [row for row in report.registered if row.component == number]
         if not has_parallax(members):
             yield Remark(
                 "bad",
@@ -176,8 +183,8 @@ def _turned(report: Report) -> Iterator[Remark]:
             )
 
 
-def _doubtful(report: Report) -> Iterator[Remark]:
-    names = [row["name"] for row in _registered(report) if _below(row.get("inlier_share"), UNSURE_SHARE)]
+def _doubtful(report: RunReport) -> Iterator[Remark]:
+    names = [row.name for row in report.registered if _below(row.inlier_share, UNSURE_SHARE)]
     if names:
         yield Remark(
             "fair",
@@ -187,48 +194,39 @@ def _doubtful(report: Report) -> Iterator[Remark]:
         )
 
 
-def _polish(report: Report) -> Iterator[Remark]:
-    for number, item in enumerate(polished_components(report)):
-        if item["polished"]:
-            continue
-        off = item["reason"] == "switched off"
-        yield Remark(
-            "fair",
-            f"Polish was not used in component {number}: {item['reason']}.",
-            "Leave out --no-polish."
-            if off
-            else "More matches help: more overlap, sharper photographs, another matcher.",
-        )
+def _polish(report: RunReport) -> Iterator[Remark]:
+    for number, item in enumerate(report.components):
+        if item.reason is not None:
+            advice = POLISH_ADVICE.get(item.reason.kind, MORE_MATCHES)
+            yield Remark("fair", f"Polish was not used in component {number}: {item.reason}.", advice)
 
 
-def _focal(report: Report) -> Iterator[Remark]:
-    for row in report["cameras"]:
-        focal, long_side = row["focal_px"], max(row["width"], row["height"])
-        if row["focal_from"] != "search" or focal is None:
+def _focal(report: RunReport) -> Iterator[Remark]:
+    for row in report.cameras:
+        focal, long_side = row.focal_px, max(row.width, row.height)
+        if row.focal_from is not FocalSource.SEARCH or focal is None:
             continue
         ratio = focal / long_side
         if not USUAL_FOCAL[0] <= ratio <= USUAL_FOCAL[1]:
             yield Remark(
                 "fair",
-                f"A focal length (of {row['images']} of the photographs) was searched for and is unusual: "
+                f"A focal length (of {row.images} of the photographs) was searched for and is unusual: "
                 f"{focal:.0f} px, {ratio:.2f} times the long side.",
                 "If the lens is a usual one, give --focal or --cameras, or photographs with their metadata.",
             )
 
 
-def _depth(report: Report) -> Iterator[Remark]:
-    errors = known_values(_registered(report), "depth_error")
-    if not _registered(report):
+def _depth(report: RunReport) -> Iterator[Remark]:
+    errors = [row.depth_error for row in report.registered if row.depth_error is not None]
+    if not report.registered:
         return
-    if str(report["settings"]["depth"]) == "flat" or any(
-        note.startswith("Took depth model flat") for note in report["notes"]
-    ):
+    if report.depth_model == FlatDepth.key:
         yield Remark(
             "fair",
             "No depth model was used; scale is arbitrary and small parallax is hard.",
             "Give --depth onnx:FILE or --depth files:DIR.",
         )
-    elif len(errors) and float(np.median(errors)) > WEAK_DEPTH:
+    elif errors and float(np.median(errors)) > WEAK_DEPTH:
         yield Remark(
             "fair",
             f"Depth is weak here: off by about {100 * float(np.median(errors)):.0f} %.",
@@ -236,9 +234,9 @@ def _depth(report: Report) -> Iterator[Remark]:
         )
 
 
-def _matches(report: Report) -> Iterator[Remark]:
-    inliers = [count for count in report["pairs"]["inliers"] if count]
-    tracks = [item["mean_track_length"] for item in polished_components(report) if item["mean_track_length"]]
+def _matches(report: RunReport) -> Iterator[Remark]:
+    inliers = [count for count in report.pairs.inliers if count]
+    tracks = [item.mean_track_length for item in report.components if item.mean_track_length]
     if inliers and float(np.median(inliers)) < FEW_INLIERS:
         yield Remark(
             "fair",
@@ -253,14 +251,11 @@ def _matches(report: Report) -> Iterator[Remark]:
         )
 
 
-def _loose(report: Report) -> Iterator[Remark]:
+def _loose(report: RunReport) -> Iterator[Remark]:
     """Photographs that hang on a single pair: nothing checks that pair."""
-    if len(_registered(report)) <= 2:
+    if len(report.registered) <= 2:
         return
-    pairs, count = report["pairs"], np.zeros(len(report["images"]), dtype=np.int64)
-    for i, j, used in zip(pairs["i"], pairs["j"], pairs["used"], strict=True):
-        count[[i, j]] += used
-    names = [row["name"] for row, links in zip(report["images"], count, strict=True) if links == 1]
+    names = [row.name for row, links in zip(report.images, link_counts(report), strict=True) if links == 1]
     if names:
         yield Remark(
             "fair",
@@ -269,29 +264,32 @@ def _loose(report: Report) -> Iterator[Remark]:
         )
 
 
-def _skipped(report: Report) -> Iterator[Remark]:
-    skipped = report.get("skipped", [])
-    if skipped:
-        told = [f"{item['name']} ({item['reason']})" for item in skipped]
-        files = "file was" if len(skipped) == 1 else "files were"
-        yield Remark("fair", f"{len(skipped)} {files} left out: {_list(told)}.")
+def _skipped(report: RunReport) -> Iterator[Remark]:
+    if report.skipped:
+        told = [f"{item.name} ({item.reason})" for item in report.skipped]
+        files = "file was" if len(report.skipped) == 1 else "files were"
+        yield Remark("fair", f"{len(report.skipped)} {files} left out: {_list(told)}.")
 
 
-def _fine(report: Report) -> Iterator[Remark]:
-    shares = known_values(_registered(report), "inlier_share")
-    if len(shares) and float(shares.min()) > SURE_SHARE and not _is_thin(report):
-        mean, worst = _percent(_mean(shares)), _percent(float(shares.min()))
+def _fine(report: RunReport) -> Iterator[Remark]:
+    shares = _shares(report.registered)
+    if shares and min(shares) > SURE_SHARE and not _is_thin(report):
+        mean, worst = _percent(_mean(shares)), _percent(min(shares))
         yield Remark("good", f"Matches agree: {mean} on average, {worst} in the worst photograph.")
-    for number, item in enumerate(polished_components(report)[:SHOWN_NAMES]):
-        if item["polished"] and item["mean_error_px"] is not None and item["mean_error_px"] < SHARP_PX:
+    for number, item in enumerate(report.components[:SHOWN_NAMES]):
+        if item.polished and item.mean_error_px is not None and item.mean_error_px < SHARP_PX:
             yield Remark(
                 "good",
-                f"Component {number} is sharp: {item['points']:,} points, each seen {item['mean_track_length']:.1f} "
-                f"times, {item['mean_error_px']:.2f} px off on average.",
+                f"Component {number} is sharp: {item.points:,} points, each seen {item.mean_track_length or 0:.1f} "
+                f"times, {item.mean_error_px:.2f} px off on average.",
             )
 
 
-def _mean(values: Sequence[float] | np.ndarray) -> float:
+def _shares(rows: Sequence[ImageRow]) -> list[float]:
+    return [row.inlier_share for row in rows if row.inlier_share is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else float("nan")
 
 

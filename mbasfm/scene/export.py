@@ -11,7 +11,6 @@ import pycolmap
 from mbasfm.errors import InputError
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import is_upright, read_upright, write_image
-from mbasfm.io.text_files import read_json
 from mbasfm.io.video import FRAMES_FOLDER, read_times
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.depth_maps import depth_image, depth_unit, inverse_image, inverse_scale, write_16_bit
@@ -19,6 +18,7 @@ from mbasfm.scene.folder import Scene, read_scenes
 from mbasfm.scene.glb import glb_bytes
 from mbasfm.scene.nerfstudio import Companions, transforms
 from mbasfm.scene.ply import write_ply
+from mbasfm.scene.report_file import read_sources
 from mbasfm.scene.tum import tum_text
 from mbasfm.scene.undistort import is_distorted, undistort_image
 from mbasfm.types.scene import View
@@ -49,22 +49,12 @@ def _missing_images(scene: Scene) -> list[Path]:
     missing = [view.name for view in scene.views if not (scene.folder / "images" / view.name).is_file()]
     if not missing:
         return []
-    report = scene.folder / "report.json"
-    sources = _sources(report) if report.is_file() else {}
+    sources = read_sources(scene.folder)
     for name in missing:
         if name not in sources or not sources[name].is_file():
             where = f"; {sources[name]} does not exist" if name in sources else ""
             raise InputError(f"images/{name}: missing, and so is its original{where}; put it back or run mba sfm again")
     return write_images(scene, {name: sources[name] for name in missing})
-
-
-def _sources(report: Path) -> dict[str, Path]:
-    """Original paths of the photographs, by name."""
-    content = read_json(report)
-    try:
-        return {row["name"]: Path(row["source"]) for row in content["images"]}
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{report}: does not say where the photographs were; run mba sfm again") from error
 
 
 def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:

@@ -1,21 +1,19 @@
 """The result: cameras, the outcome for every photograph, and one COLMAP model per component."""
 
-import json
 import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pycolmap
 from jaxtyping import Bool, Float64, Int64, UInt8
 from torch import Tensor
 
-from mbasfm.io.text_files import write_text
 from mbasfm.scene.undistort import is_distorted, undistort_model
 from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.outcome import RunReport, Sigma
 from mbasfm.types.pairs import PoseGraph
 
 
@@ -31,7 +29,8 @@ class Reconstruction:
     """0 for the largest component; -1 for frames that are not registered."""
     models: tuple[pycolmap.Reconstruction, ...]
     """One COLMAP model per component, largest first; image ids are frame numbers plus one."""
-    report: dict[str, Any]
+    report: RunReport
+    """What became of photographs and components; at the end of a run, how it came to that too."""
 
     def save_models(self, folder: Path) -> None:
         """Write sparse/0, sparse/1, ... without lens distortion, and those that had some as distorted/sparse/N too."""
@@ -42,12 +41,6 @@ class Reconstruction:
             if distorted:
                 _write(model, folder / "distorted" / "sparse" / str(number))
             _write(undistort_model(model) if distorted else model, folder / "sparse" / str(number))
-
-    def save_report(self, folder: Path) -> None:
-        """Write report.json."""
-        folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(plain_json(self.report), indent=1)
-        write_text(folder / "report.json", text + "\n")
 
 
 def _write(model: pycolmap.Reconstruction, folder: Path) -> None:
@@ -62,18 +55,13 @@ def color_points(model: pycolmap.Reconstruction, colors: Sequence[UInt8[np.ndarr
         point.color = np.mean(seen, axis=0).round().astype(np.uint8)
 
 
-def spread_of(covariance: Float64[np.ndarray, "6 6"]) -> dict[str, Any]:
-    """Standard deviations of a pose, for the report."""
+def finite(value: float) -> float | None:
+    """The number, or None if it is NaN or infinite."""
+    return value if math.isfinite(value) else None
+
+
+def spread_of(covariance: Float64[np.ndarray, "6 6"]) -> Sigma:
+    """Standard deviations of a pose."""
     sigma = np.sqrt(np.maximum(np.diag(covariance), 0))
-    return {"rotation_deg": np.rad2deg(sigma[:3]).tolist(), "translation": sigma[3:].tolist()}
-
-
-def plain_json(value: Any) -> Any:
-    """Value for JSON, with null in place of NaN."""
-    if isinstance(value, dict):
-        return {key: plain_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    rotation_deg, translation = np.rad2deg(sigma[:3]).tolist(), sigma[3:].tolist()
+    return Sigma(tuple(map(finite, rotation_deg)), tuple(map(finite, translation)))

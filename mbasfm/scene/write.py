@@ -1,7 +1,7 @@
 """The scene folder of a finished reconstruction: models, photographs, aligned depth, and what follows from them."""
 
-import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import cv2
@@ -19,25 +19,41 @@ from mbasfm.scene.depth_fit import DepthFit, fit_depth, says_something
 from mbasfm.scene.depth_maps import write_depth
 from mbasfm.scene.export import KINDS, export_scene, original_cameras, write_images
 from mbasfm.scene.folder import Scene, points_seen, read_scenes
-from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.scene.reconstruction import Reconstruction, finite
+from mbasfm.scene.report_file import read_outputs
 from mbasfm.scene.undistort import is_distorted, undistort_map
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import RunReport
 from mbasfm.types.photos import DepthEstimate
 from mbasfm.types.scene import View
 
 
-def write_scene(result: Reconstruction, observations: Observations, folder: Path) -> None:
-    """Write the whole scene folder, the report last; files of an older result are removed."""
+@dataclass(frozen=True)
+class Written:
+    """What was written into a scene folder."""
+
+    outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Paths relative to the folder, by kind."""
+    depth_misfit: Mapping[int, float] = field(default_factory=dict)
+    """Relative difference of written depth and the points, by frame."""
+
+
+NOTHING_WRITTEN = Written()
+
+
+def write_scene(result: Reconstruction, observations: Observations, folder: Path) -> Written:
+    """Write the whole scene folder but the report; files of an older result are removed."""
     with stage("export") as facts:
         originals = {photo.name: photo.path for photo in observations.photos}
         own = {path.resolve() for path in originals.values()}
         _remove_older(folder, own)
         result.save_models(folder)
-        images, maps, masks = [], [], []
+        images, masks = [], []
+        maps: dict[Path, tuple[int, float]] = {}
         for scene in read_scenes(folder) if result.models else ():
             images += write_images(scene, {view.name: originals[view.name] for view in scene.views})
-            maps += _write_depths(scene, result, observations)
+            maps |= _write_depths(scene, result, observations)
             masks += _write_masks(scene, observations)
         written = export_scene(folder, [kind for kind in KINDS if kind != "images"]) if result.models else {}
         images = [path for path in images if path.resolve() not in own]  # those used in place are not ours to remove
@@ -46,18 +62,19 @@ def write_scene(result: Reconstruction, observations: Observations, folder: Path
             written["masks"] = [path.relative_to(folder).as_posix() for path in masks]
         written["depth"] = [path.relative_to(folder).as_posix() for path in maps] + written.get("depth", [])
         facts.update({kind: len(paths) for kind, paths in written.items()})
-    result.report["outputs"] = written
-    result.save_report(folder)
+    return Written({kind: tuple(paths) for kind, paths in written.items()}, dict(maps.values()))
+
+
+def with_written(report: RunReport, written: Written) -> RunReport:
+    """The report with what was written."""
+    misfit = {frame: finite(value) for frame, value in written.depth_misfit.items()}
+    rows = tuple(replace(row, depth_misfit=misfit.get(frame)) for frame, row in enumerate(report.images))
+    return replace(report, images=rows, outputs=written.outputs)
 
 
 def _remove_older(folder: Path, own: Collection[Path]) -> None:
     """Remove only what an older report lists as written: anything else, or the user's own, is not ours."""
-    try:
-        outputs = json.loads((folder / "report.json").read_text(encoding="utf-8"))["outputs"]
-        older = [folder / path for paths in outputs.values() for path in paths]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return
-    for path in older:
+    for path in read_outputs(folder):
         if folder.resolve() in path.resolve().parents and path.resolve() not in own:
             path.unlink(missing_ok=True)
 
@@ -83,8 +100,8 @@ def _write_masks(scene: Scene, observations: Observations) -> list[Path]:
     return list(in_parallel(write, scene.views))
 
 
-def _write_depths(scene: Scene, result: Reconstruction, observations: Observations) -> list[Path]:
-    """Write aligned depth of all photographs whose map is not constant, and its misfit into the report."""
+def _write_depths(scene: Scene, result: Reconstruction, observations: Observations) -> dict[Path, tuple[int, float]]:
+    """Write aligned depth of all photographs whose map is not constant; returns frame and misfit of every file."""
     model, cameras = read_model(scene.model), original_cameras(scene)
 
     def write(view: View) -> tuple[Path, float] | None:
@@ -100,12 +117,8 @@ def _write_depths(scene: Scene, result: Reconstruction, observations: Observatio
         write_depth(scene.depth_file(view), fit.depth(raw))
         return scene.depth_file(view), error
 
-    written = []
-    for view, done in zip(scene.views, in_parallel(write, scene.views), strict=True):
-        if done is not None:
-            written.append(done[0])
-            result.report["images"][view.number]["depth_misfit"] = done[1]
-    return written
+    done = zip(scene.views, in_parallel(write, scene.views), strict=True)
+    return {item[0]: (view.number, item[1]) for view, item in done if item is not None}
 
 
 def _straight(estimate: DepthEstimate, camera: pycolmap.Camera, pinhole: pycolmap.Camera) -> Float32[np.ndarray, "h w"]:

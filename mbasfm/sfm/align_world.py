@@ -1,10 +1,10 @@
 """The world of the result: held level, in metres on the earth, or that of another model."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pycolmap
 import torch
 from jaxtyping import Bool, Float
@@ -15,6 +15,7 @@ from mbasfm.geometry.similarity import Pairs, Similarity, find_up, is_line, robu
 from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.sfm.user_files import World
+from mbasfm.types.outcome import ImageRow, Sigma
 
 AGREES = 0.5
 """Weight from which on a camera counts as one that agrees."""
@@ -24,7 +25,7 @@ def align_world(result: Reconstruction, world: World | None) -> Reconstruction:
     """Move every component into the wanted world; one that shares too few cameras with it stays where it is."""
     if world is None:
         return result
-    rows, facts_of = [dict(row) for row in result.report["images"]], []
+    rows, facts_of = result.report.images, []
     cameras, models = result.cameras, [copy.deepcopy(model) for model in result.models]
     with stage("align") as facts:
         for number, model in enumerate(models):
@@ -36,10 +37,10 @@ def align_world(result: Reconstruction, world: World | None) -> Reconstruction:
                 continue
             cameras = fit.new_from_old.cameras(cameras, chosen)
             move_model(model, fit.new_from_old)
-            _scale_spreads(rows, number, float(fit.new_from_old.scale))
+            rows = _with_scaled_spreads(rows, number, float(fit.new_from_old.scale))
         facts["aligned"] = sum(row["aligned"] for row in facts_of)
-    report = {"frame": world.frame, **world.facts, "components": facts_of}
-    report = {**result.report, "images": rows, "world": report}
+    facts_of_world = {"frame": world.frame, **world.facts, "components": facts_of}
+    report = replace(result.report, images=rows, world=facts_of_world)
     return replace(result, cameras=cameras, models=tuple(models), report=report)
 
 
@@ -113,9 +114,13 @@ def _with_up(
     return Pairs(source, target, axes, level)
 
 
-def _scale_spreads(rows: list[dict[str, Any]], component: int, scale: float) -> None:
-    """Standard deviations of positions are lengths too."""
-    for row in rows:
-        if row["component"] == component and "sigma" in row:
-            sigma = row["sigma"]
-            row["sigma"] = sigma | {"translation": (scale * np.array(sigma["translation"])).tolist()}
+def _with_scaled_spreads(rows: Sequence[ImageRow], component: int, scale: float) -> tuple[ImageRow, ...]:
+    """Rows in a world of another size: standard deviations of positions are lengths too."""
+
+    def scaled(sigma: Sigma) -> Sigma:
+        return replace(sigma, translation=tuple(None if x is None else scale * x for x in sigma.translation))
+
+    return tuple(
+        replace(row, sigma=scaled(row.sigma)) if row.component == component and row.sigma is not None else row
+        for row in rows
+    )

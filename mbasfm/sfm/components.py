@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +16,12 @@ from mbasfm.polish.place_by_points import Second, place_by_points
 from mbasfm.polish.polish import Polished, PolishSettings, polish, triangulate
 from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction, color_points
-from mbasfm.sfm.outcome import find_reasons, has_parallax, image_rows
+from mbasfm.sfm.outcome import component_row, find_reasons, has_parallax, image_rows
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, lenses_of
 from mbasfm.types.cameras import Cameras, Frames
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import ImageRow, NotPolished, Reason, RunReport
 from mbasfm.types.pairs import TwoView
 
 MANY_SHARE = 4
@@ -50,13 +50,13 @@ def finish(
     """Polish every component, give left-out frames a second chance, and say what became of every photograph."""
     count = len(observations.photos)
     reasons = find_reasons(count, views, adjustment)
-    kept = [view for view in views if not reasons[view.i] and not reasons[view.j]]
+    kept = [view for view in views if reasons[view.i] is None and reasons[view.j] is None]
     if adjustment is not None and priors is not None:
         adjustment = anchored(adjustment, torch.from_numpy(find_components(kept, count)), priors)
     cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, observations)
     with stage("polish") as facts:
         finished, cameras = _finish_components(observations, start, kept, cameras, priors, how)
-        facts["components"] = [_component_facts(item) for item in finished]
+        facts["components"] = [component_row(item) for item in finished]
     with stage("retry") as facts:
         added, cameras = _second_chances(observations, finished, cameras)
         facts["placed"] = len({second.frame for second in added})
@@ -65,19 +65,20 @@ def finish(
         if facts["matches"] or added:
             kept = more
             finished, cameras = _finish_components(observations, start, kept, cameras, priors, how)
-            facts["components"] = [_component_facts(item) for item in finished]
+            facts["components"] = [component_row(item) for item in finished]
     for item in finished:
         color_points(item.model, observations.colors)
     component = find_components(kept, count)
     frames = Frames(tuple(photo.name for photo in observations.photos), start.intrinsics.sizes, start.intrinsics.group)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
-    report = {"images": image_rows(observations, component, reasons, adjustment)}
-    _tell(report["images"], len(finished))
+    rows = image_rows(observations, component, reasons, adjustment)
+    report = RunReport(rows, tuple(component_row(item) for item in finished))
+    _tell(rows, len(finished))
     models = tuple(item.model for item in finished)
     return Reconstruction(frames, pose_graph(kept), cameras, registered, numbers, models, report)
 
 
-def _tell(rows: Sequence[dict[str, Any]], num_components: int) -> None:
+def _tell(rows: Sequence[ImageRow], num_components: int) -> None:
     """What somebody should know who does not look at the report."""
     if num_components > 1:
         say(
@@ -85,7 +86,7 @@ def _tell(rows: Sequence[dict[str, Any]], num_components: int) -> None:
             f" sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
         )
     for number in range(num_components):
-        members = [row for row in rows if row["component"] == number]
+        members = [row for row in rows if row.component == number]
         if not has_parallax(members):
             say(
                 f"There is no parallax in component {number}: the camera turned but did not move. Directions of its"
@@ -135,7 +136,7 @@ def _finish_component(
     if settings is not None:
         return polish(names, frames, cameras, views, observations.keypoints, settings)
     model = triangulate(names, frames, cameras, views, observations.keypoints)
-    return Polished(model, cameras, False, "switched off", (float("nan"), float("nan")))
+    return Polished(model, cameras, Reason(NotPolished.SWITCHED_OFF), (float("nan"), float("nan")))
 
 
 def anchored(adjustment: Adjustment, component: Int64[torch.Tensor, " N"], priors: PosePriors) -> Adjustment:
@@ -181,19 +182,6 @@ def _matches_of(observations: Observations, frame: int) -> dict[int, Int64[np.nd
             observations.matches[number] if frame == i else observations.matches[number][:, ::-1]
         )
     return found
-
-
-def _component_facts(item: Polished) -> dict[str, Any]:
-    return {
-        "images": item.model.num_images(),
-        "points": item.model.num_points3D(),
-        "mean_track_length": item.model.compute_mean_track_length(),
-        "mean_error_px": item.model.compute_mean_reprojection_error(),
-        "polished": item.used,
-        "reason": item.reason,
-        "held_out_px": list(item.held_out_px),
-        "used_depth": item.used_depth,
-    }
 
 
 def _no_cameras(start: StartIntrinsics, observations: Observations) -> Cameras:

@@ -1,7 +1,7 @@
 """What became of every photograph, and what a run hands to the report."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,54 +10,69 @@ from jaxtyping import Int64
 
 from mbasfm.adjust.adjust import Adjustment
 from mbasfm.config import Config
-from mbasfm.scene.reconstruction import spread_of
+from mbasfm.polish.polish import Polished
+from mbasfm.scene.reconstruction import finite, spread_of
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import ComponentRow, ImageRow, NoPose, Reason
 from mbasfm.types.pairs import TwoView
+from mbasfm.types.photos import SkippedFile
 from mbasfm.types.samples import SampleSource
 
 MIN_PARALLAX_PX = 2.0
 """At a long side of 1024: with less, distances are guesses."""
 
 
-def find_reasons(count: int, views: Sequence[TwoView], adjustment: Adjustment | None) -> list[str]:
-    """Why each photograph has no pose; empty for those that have one."""
+def find_reasons(count: int, views: Sequence[TwoView], adjustment: Adjustment | None) -> list[Reason[NoPose] | None]:
+    """Why each photograph has no pose; None for those that have one."""
     seen = {frame for view in views for frame in (view.i, view.j)}
-    reasons = []
+    reasons: list[Reason[NoPose] | None] = []
     for frame in range(count):
         if frame not in seen:
-            reasons.append("no other photograph shares enough matches that agree with one relative pose")
+            reasons.append(Reason(NoPose.NO_PAIR))
         elif adjustment is None:
-            reasons.append("none of its verified matches has depth")
+            reasons.append(Reason(NoPose.NO_DEPTH))
         else:
-            reasons.append("" if adjustment.registered[frame] else adjustment.reason[frame])
+            reasons.append(adjustment.reason[frame])
     return reasons
 
 
 def image_rows(
     observations: Observations,
     component: Int64[np.ndarray, " N"],
-    reasons: Sequence[str],
+    reasons: Sequence[Reason[NoPose] | None],
     adjustment: Adjustment | None,
-) -> list[dict[str, Any]]:
-    """What the report says about every photograph."""
+) -> tuple[ImageRow, ...]:
+    """What is known about every photograph."""
     rows = []
     for frame, photo in enumerate(observations.photos):
-        row: dict[str, Any] = {
-            "name": photo.name,
-            "source": str(photo.path.absolute()),
-            "status": "registered" if component[frame] >= 0 else "not registered",
-            "component": int(component[frame]),
-            "reason": reasons[frame] or ("" if component[frame] >= 0 else "its neighbours could not be registered"),
-        }
-        if adjustment is not None and component[frame] >= 0:
-            row["inlier_share"] = float(adjustment.diagnosis.inlier_share[frame])
-            row["depth_error"] = float(adjustment.diagnosis.depth_error[frame])
-            row["parallax_px"] = float(adjustment.diagnosis.parallax_px[frame])
-            row["sigma"] = spread_of(adjustment.pose_covariance[frame].numpy())
+        row = ImageRow(photo.name, str(photo.path.absolute()), int(component[frame]))
+        if not row.registered:
+            row = replace(row, reason=reasons[frame] or Reason(NoPose.NEIGHBOURS_LOST))
+        elif adjustment is not None:
+            row = replace(
+                row,
+                inlier_share=finite(float(adjustment.diagnosis.inlier_share[frame])),
+                depth_error=finite(float(adjustment.diagnosis.depth_error[frame])),
+                parallax_px=finite(float(adjustment.diagnosis.parallax_px[frame])),
+                sigma=spread_of(adjustment.pose_covariance[frame].numpy()),
+            )
         rows.append(row)
-    return rows
+    return tuple(rows)
+
+
+def component_row(item: Polished) -> ComponentRow:
+    """What is known about a component."""
+    return ComponentRow(
+        images=item.model.num_images(),
+        points=item.model.num_points3D(),
+        mean_track_length=finite(item.model.compute_mean_track_length()),
+        mean_error_px=finite(item.model.compute_mean_reprojection_error()),
+        reason=item.reason,
+        held_out_px=tuple(map(finite, item.held_out_px)),
+        used_depth=item.used_depth,
+    )
 
 
 @dataclass(frozen=True)
@@ -94,14 +109,10 @@ class Run:
     verified: Sequence[TwoView]
     """Pairs that agree with one relative pose, before the graph was chosen."""
     placed: Placed | None
+    skipped: Sequence[SkippedFile]
 
 
-def has_parallax(rows: Sequence[dict[str, Any]]) -> bool:
+def has_parallax(rows: Sequence[ImageRow]) -> bool:
     """Whether the camera moved between photographs, as far as that is known."""
-    known = known_values(rows, "parallax_px")
-    return len(known) == 0 or float(known.max()) > MIN_PARALLAX_PX
-
-
-def known_values(rows: Sequence[dict[str, Any]], key: str) -> np.ndarray:
-    """The numbers that are known."""
-    return np.array([row[key] for row in rows if row.get(key) is not None], dtype=np.float64)
+    known = [row.parallax_px for row in rows if row.parallax_px is not None]
+    return not known or max(known) > MIN_PARALLAX_PX

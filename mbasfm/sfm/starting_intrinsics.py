@@ -13,6 +13,7 @@ from mbasfm.config import BENT, Grouping, LensKind
 from mbasfm.estimators.focal_votes import search_focal
 from mbasfm.io.calibration import KnownCamera
 from mbasfm.types.cameras import Fixed, Intrinsics, Lens
+from mbasfm.types.outcome import FocalSource
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate, Photo
 
@@ -126,6 +127,17 @@ def group_photos(photos: Sequence[Photo], grouping: str, known: dict[str, KnownC
             key += (str(Path(photo.name).parent),)
         groups.append(numbers.setdefault(key, len(numbers)))
     return groups
+
+
+def focal_source(start: StartIntrinsics, frame: int, from_depth: bool) -> FocalSource:
+    """Where a frame's focal length came from; ``from_depth``: what nobody gave, the depth model tells."""
+    if bool(start.is_known[frame]):
+        return FocalSource.GIVEN
+    if bool(start.is_exif[frame]):
+        return FocalSource.METADATA
+    if bool(start.is_init[frame]):
+        return FocalSource.INITIAL_MODEL
+    return FocalSource.DEPTH_MODEL if from_depth else FocalSource.SEARCH
 
 
 def lenses_of(intrinsics: Intrinsics) -> list[Lens]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64, UInt8
 
+from mbasfm.types.outcome import PairChoice, Reason
 from mbasfm.types.pairs import Keypoints
 from mbasfm.types.photos import DepthEstimate, Photo
 
@@ -22,6 +23,10 @@ class Observations:
     matches: list[Int64[np.ndarray, "_ 2"]]
     descriptors: dict[int, Float32[np.ndarray, "_ C"]] = field(default_factory=dict)
     """Descriptors by the first matcher, for frames with few features: each of their matches is worth looking for."""
+    pairs_chosen: Reason[PairChoice] | None = None
+    """Why the first matcher was given these pairs; None if they were not chosen."""
+    depth_model: str = ""
+    """Key of the depth model."""
 
     @property
     def is_disparity(self) -> Bool[torch.Tensor, " N"]:

@@ -11,7 +11,7 @@ from jaxtyping import Float64, UInt8
 from mbasfm.geometry.raster import values_at
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import read_first_small
-from mbasfm.report.page_data import THUMBNAIL_SIDES_PX, believing, image_rows, read_report
+from mbasfm.report.page_data import THUMBNAIL_SIDES_PX, image_rows
 from mbasfm.report.verdict import Verdict, judge
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.depth_fit import depth_edges
@@ -20,6 +20,8 @@ from mbasfm.scene.folder import Scene, points_seen, read_scenes
 from mbasfm.scene.framing import Upright, frustum_size, stand_up
 from mbasfm.scene.fuse import MAX_JUMP
 from mbasfm.scene.ply import read_ply
+from mbasfm.scene.report_file import damaged_report_as_error, read_report
+from mbasfm.types.outcome import PairColumns, RunReport
 from mbasfm.types.scene import Cloud, View
 
 OUTSIDE = 8.0
@@ -96,15 +98,16 @@ class Exhibit:
 def read_exhibit(folder: Path, max_points: int) -> Exhibit:
     """Read a scene folder; clouds are thinned to a number of points each."""
     scenes, report = read_scenes(folder), read_report(folder)
-    with believing(folder):
-        components = tuple(_component(scene, report["pairs"], max_points) for scene in scenes)
-        missing = [row for row in report["images"] if row["component"] < 0] + report.get("skipped", [])
+    with damaged_report_as_error(folder):
+        components = tuple(_component(scene, report.pairs, max_points) for scene in scenes)
+        missing = [(row.name, str(row.reason)) for row in report.images if not row.registered]
+        missing += [(item.name, item.reason) for item in report.skipped]
         return Exhibit(
             title="/".join(folder.resolve().parts[-2:]),
             verdict=judge(report),
             shots=_shots(folder, report, components),
             components=components,
-            missing=tuple((row["name"], row["reason"]) for row in missing),
+            missing=tuple(missing),
         )
 
 
@@ -150,7 +153,7 @@ def shade(strength: Float64[np.ndarray, " L"]) -> UInt8[np.ndarray, "L 3"]:
 # Components
 
 
-def _component(scene: Scene, pairs: Mapping[str, Sequence[int]], max_points: int) -> Component:
+def _component(scene: Scene, pairs: PairColumns, max_points: int) -> Component:
     world_from_cam = np.stack([view.world_from_cam for view in scene.views])
     upright = stand_up(scene.sparse.points, world_from_cam)
     size = frustum_size(world_from_cam[:, :, 3], upright.radius) / upright.radius
@@ -177,13 +180,11 @@ def _evenly(total: int, count: int) -> np.ndarray:
     return np.linspace(0, max(total - 1, 0), min(total, count)).round().astype(np.int64)
 
 
-def _links(
-    scene: Scene, errors_px: Sequence[Float64[np.ndarray, " _"]], pairs: Mapping[str, Sequence[int]]
-) -> tuple[Link, ...]:
+def _links(scene: Scene, errors_px: Sequence[Float64[np.ndarray, " _"]], pairs: PairColumns) -> tuple[Link, ...]:
     """The edges of the pose graph between photographs of this component."""
     index = {view.number: position for position, view in enumerate(scene.views)}
     links = []
-    for i, j, inliers, used in zip(pairs["i"], pairs["j"], pairs["inliers"], pairs["used"], strict=True):
+    for i, j, inliers, used in zip(pairs.i, pairs.j, pairs.inliers, pairs.used, strict=True):
         if used and i in index and j in index:
             first, second = index[i], index[j]
             _, at_first, at_second = np.intersect1d(scene.seen[first], scene.seen[second], return_indices=True)
@@ -204,9 +205,9 @@ def _errors_px(scene: Scene) -> tuple[Float64[np.ndarray, " _"], ...]:
 # Photographs
 
 
-def _shots(folder: Path, report: dict[str, Any], components: Sequence[Component]) -> tuple[Shot, ...]:
-    rows = image_rows(report, [None] * len(report["images"]))
-    paths = [(folder / "images" / row["name"], Path(row["source"])) for row in report["images"]]
+def _shots(folder: Path, report: RunReport, components: Sequence[Component]) -> tuple[Shot, ...]:
+    rows = image_rows(report, [None] * len(report.images))
+    paths = [(folder / "images" / row.name, Path(row.source)) for row in report.images]
     side = next((side for count, side in THUMBNAIL_SIDES_PX if len(rows) <= count), THUMBNAIL_SIDES_PX[-1][1])
     facts = {number: text for component in components for number, text in _facts(component, rows).items()}
     pictures = in_parallel(lambda places: read_first_small(places, side), paths)
