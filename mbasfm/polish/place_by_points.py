@@ -25,8 +25,8 @@ OPTIONS = {"max_iterations": 5000, "min_iterations": 200, "seed": 0}
 
 
 @dataclass(frozen=True)
-class Second:
-    """A frame that was placed by its matches to points."""
+class RegisteredFrame:
+    """A frame that was registered by its matches with points."""
 
     frame: int
     cam_from_world: Float64[np.ndarray, "3 4"]
@@ -39,7 +39,7 @@ def place_by_points(
     matches: Mapping[int, Int64[np.ndarray, "M 2"]],
     keypoints: Sequence[Keypoints],
     lenses: Sequence[Lens],
-) -> Second | None:
+) -> RegisteredFrame | None:
     """Pose of a frame from its matches (own keypoint, other's keypoint) with frames of the model, if there is one."""
     own, other_frame, other, points = _correspondences(model, matches)
     if len(own) < MIN_INLIERS:
@@ -63,7 +63,7 @@ def place_by_points(
         other_from_frame = model.images[neighbour + 1].cam_from_world() * pycolmap.Rigid3d(pose.Rt).inverse()
         view = _view((frame, neighbour), pairs, other_from_frame, keypoints, lenses)
         views.append(replace(view, log10_false_alarms=alarms))
-    return Second(frame, pose.Rt, views)
+    return RegisteredFrame(frame, pose.Rt, views)
 
 
 def _correspondences(

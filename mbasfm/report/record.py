@@ -1,6 +1,6 @@
 """The report of a run, for those who look at it later: residuals, steps, pairs, cameras, depth."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ DEPTH_LONG_SIDE_PX = 96
 
 
 def record(
-    run: Run, result: Reconstruction, written: Written, stages: Sequence[Mapping[str, Any]], notes: Sequence[str]
+    run: Run, result: Reconstruction, written: Written, stages: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> RunReport:
     """The whole report of a run at its end; all is bounded in size, but for one line or two per photograph."""
     return replace(

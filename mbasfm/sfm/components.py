@@ -12,7 +12,7 @@ from mbasfm.adjust.pose_priors import PosePriors, anchor
 from mbasfm.config import BENT, LensKind
 from mbasfm.polish.colmap_mapper import Freedom
 from mbasfm.polish.guided_matching import match_along_lines
-from mbasfm.polish.place_by_points import Second, place_by_points
+from mbasfm.polish.place_by_points import RegisteredFrame, place_by_points
 from mbasfm.polish.polish import Polished, PolishSettings, polish, triangulate
 from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction, color_points
@@ -149,7 +149,7 @@ def anchored(adjustment: Adjustment, component: Int64[torch.Tensor, " N"], prior
 
 def _second_chances(
     observations: Observations, finished: Sequence[Polished], cameras: Cameras
-) -> tuple[list[Second], Cameras]:
+) -> tuple[list[RegisteredFrame], Cameras]:
     """Frames that all their matches together can place in a component."""
     placed = {image_id - 1 for item in finished for image_id in item.model.images}
     lenses, pose = lenses_of(cameras.intrinsics), cameras.cam_from_world.clone()
@@ -166,7 +166,11 @@ def _second_chances(
 
 
 def _more_views(
-    observations: Observations, kept: Sequence[TwoView], added: Sequence[Second], cameras: Cameras, how: Finishing
+    observations: Observations,
+    kept: Sequence[TwoView],
+    added: Sequence[RegisteredFrame],
+    cameras: Cameras,
+    how: Finishing,
 ) -> list[TwoView]:
     """The pairs, those of frames that were added, and what is found along the epipolar lines of all."""
     views = [*kept, *(view for second in added for view in second.views)]
