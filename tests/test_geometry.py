@@ -26,7 +26,7 @@ from mbasfm.geometry.rigid import (
     skew,
     transform,
 )
-from mbasfm.geometry.similarity import align_similarity, apply_similarity
+from mbasfm.geometry.similarity import Pairs, apply_similarity, fit_similarity
 from mbasfm.types.cameras import Intrinsics
 
 LENS = (-0.12, 0.02, 0.001, -0.002)
@@ -372,9 +372,30 @@ def test_camera_is_that_of_colmap():
 @given(TWISTS, st.floats(0.01, 100.0), st.integers(3, 10))
 def test_alignment_recovers_a_similarity(xi, scale, count):
     pose, source = exp_se3(xi), normal(count, count, 3)
-    found_scale, found = align_similarity(source, scale * source @ pose[:, :3].T + pose[:, 3])
+    found_scale, found = fit_similarity(Pairs(source, scale * source @ pose[:, :3].T + pose[:, 3]))
     assert_close(found_scale, double(scale), atol=0, rtol=1e-9)
     assert_close(found, pose, atol=1e-8 * max(scale, 1))
+
+
+def test_alignment_of_many_triples_at_once_recovers_each_similarity():
+    source, rigid = normal(0, 50, 3, 3), poses(1, 50)
+    scale = normal(2, 50).exp()
+    target = scale[:, None, None] * source @ rigid[..., :3].mT + rigid[:, None, :, 3]
+    for symmetric in (False, True):
+        found_scale, found = fit_similarity(Pairs(source, target), symmetric=symmetric)
+        assert_close(found_scale, scale, atol=0, rtol=1e-9)
+        assert_close(found, rigid, atol=1e-8)
+
+
+def test_the_symmetric_alignment_is_the_inverse_of_the_way_back():
+    """Least squares shrinks in both directions where positions have errors; the symmetric scale in neither."""
+    source, target = normal(0, 40, 10, 3), normal(1, 40, 10, 3)
+    there, back = (Pairs(*both) for both in ((source, target), (target, source)))
+    scale, rigid = fit_similarity(there, symmetric=True)
+    scale_back, rigid_back = fit_similarity(back, symmetric=True)
+    assert_close(scale * scale_back, torch.ones(40, dtype=torch.float64), atol=1e-12)
+    assert_close(rigid_back[..., :3], rigid[..., :3].mT, atol=1e-9)
+    assert (fit_similarity(there)[0] * fit_similarity(back)[0] < 0.99).all()
 
 
 def squared_distance(source, target, scale, pose) -> torch.Tensor:
@@ -384,7 +405,7 @@ def squared_distance(source, target, scale, pose) -> torch.Tensor:
 def test_alignment_of_a_mirror_image_is_a_rotation():
     source = normal(0, 20, 3)
     mirrored = source * double([1, 1, -1])
-    scale, pose = align_similarity(source, mirrored)
+    scale, pose = fit_similarity(Pairs(source, mirrored))
     assert_close(torch.linalg.det(pose[:, :3]), double(1))
     assert 0 < scale < 1, "a mirror image cannot be met; the best fit shrinks"
     everywhere = exp_so3(2 * normal(1, 500, 3))
@@ -396,7 +417,7 @@ def test_alignment_of_a_mirror_image_is_a_rotation():
 def test_alignment_minimises_the_distance():
     source, target = normal(0, 15, 3), 2 * normal(1, 15, 3) + double([5, 0, -3])
     target = target + source @ poses(2)[:, :3].T
-    scale, pose = align_similarity(source, target)
+    scale, pose = fit_similarity(Pairs(source, target))
     best = squared_distance(source, target, scale, pose)
     for size in (1e-4, 1e-2, 0.3):
         for step in size * normal(3, 50, 7):
@@ -420,5 +441,5 @@ def test_similarity_of_the_world_changes_no_image():
 def test_alignment_of_centers_undoes_a_similarity_of_the_world():
     cam_from_world = poses(0, 6)
     moved = apply_similarity(cam_from_world, double(0.3), poses(1))
-    scale, old_from_new = align_similarity(camera_centers(moved), camera_centers(cam_from_world))
+    scale, old_from_new = fit_similarity(Pairs(camera_centers(moved), camera_centers(cam_from_world)))
     assert_close(apply_similarity(moved, scale, old_from_new), cam_from_world, atol=1e-10)
