@@ -39,7 +39,7 @@ from mbasfm.scene.write import write_scene
 from mbasfm.sfm.outcome import Run
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
-from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.photos import DepthEstimate, Photo
 
@@ -94,8 +94,7 @@ def _join(
     observations = Observations(photos, [], keypoints, colors, pairs, [view.matches for view in views])
     component = torch.where(registered, 0, -1)
     rows = [_row(*item) for item in zip(photos, [None] * prepared.num_frames + [*placement.located], strict=True)]
-    known = Frames(names, cameras.intrinsics.sizes, cameras.intrinsics.group)
-    result = Reconstruction(known, pose_graph(views), cameras, registered, component, (model,), {"images": rows})
+    result = Reconstruction(names, pose_graph(views), cameras, registered, component, (model,), {"images": rows})
     return result, observations, views
 
 

@@ -134,7 +134,7 @@ def test_poses_equal_the_truth_tracks_are_long_and_a_second_run_matches_nothing(
     config = Config(matcher="oracle", depth="flat", focal=FOCAL)
     result = reconstruct(folder / "map/images", tmp_path / "scene", config)
     assert bool(result.registered.all()) and len(oracle.calls) == 10
-    poses = dict(zip(result.frames.names, result.cameras.cam_from_world.numpy(), strict=True))
+    poses = dict(zip(result.names, result.cameras.cam_from_world.numpy(), strict=True))
     first, true_first = (pose["map0.png"] for pose in (poses, MAP))
     for name, pose in MAP.items():
         relative, truth = (b[:, :3] @ a[:, :3].T for a, b in ((first, poses[name]), (true_first, pose)))
@@ -194,7 +194,7 @@ def test_a_scene_grows_by_photographs(oracle, folder, tmp_path):  # noqa: F811
     config = Config(matcher="oracle", depth="flat", focal=FOCAL)
     reconstruct(folder / "map/images", tmp_path / "scene", config)
     grown = extend(tmp_path / "scene", folder / "queries", tmp_path / "grown", config)
-    registered = dict(zip(grown.frames.names, grown.registered.tolist(), strict=True))
+    registered = dict(zip(grown.names, grown.registered.tolist(), strict=True))
     assert registered == dict.fromkeys([*MAP, *QUERIES], True) | {STRANGER: False}
     model = pycolmap.Reconstruction(tmp_path / "grown/sparse/0")
     assert min(image.num_points3D for image in model.images.values()) > 20

@@ -14,7 +14,6 @@ from mbasfm.polish.polish import triangulate
 from mbasfm.runtime.progress import Progress, peak_memory_mb
 from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.sfm.pairs.pose_graph import pose_graph
-from mbasfm.types.cameras import Frames
 
 
 def make_result(report):
@@ -25,9 +24,8 @@ def make_result(report):
     parts = ([0, 1, 2], [3, 4, 5])
     views = [view for view in all_views(made) if any(view.i in part and view.j in part for part in parts)]
     models = tuple(triangulate(names, part, cameras, views, keypoints) for part in parts)
-    frames = Frames(names, cameras.intrinsics.sizes, cameras.intrinsics.group)
     component = torch.tensor([0, 0, 0, 1, 1, 1, -1])
-    return made, Reconstruction(frames, pose_graph(views), cameras, component >= 0, component, models, report)
+    return made, Reconstruction(names, pose_graph(views), cameras, component >= 0, component, models, report)
 
 
 def test_a_saved_result_is_one_model_per_component_and_a_report(tmp_path):

@@ -161,24 +161,13 @@ def _verified(query: Query, prepared: PreparedMap, lens: Lens, max_error_px: flo
     frames = sorted(query.matches, key=lambda frame: -len(query.matches[frame]))[:NUM_VERIFIED]
     pixels, views = query.pixels.astype(np.float64), list[tuple[int, TwoView]]()
     for frame in frames:
-        ends = lens_of(prepared, frame), lens
+        ends = prepared.cameras.intrinsics.lens(frame), lens
         places = prepared.keypoints[frame].pixels.astype(np.float64), pixels
         matches = np.ascontiguousarray(query.matches[frame][:, ::-1])
         view = verify((0, 1), places, matches, ends, max_error_px, bool(np.isfinite(lens.focal).all()))
         views += [] if view is None else [(frame, view)]
     views.sort(key=lambda item: -item[1].num_inliers)
     return replace(query, views=tuple(view for _, view in views), frames=tuple(frame for frame, _ in views))
-
-
-def lens_of(prepared: PreparedMap, frame: int) -> Lens:
-    """Lens of a frame of the map."""
-    intrinsics = prepared.cameras.intrinsics
-    return Lens(
-        intrinsics.focal[frame].numpy(),
-        intrinsics.center[frame].numpy(),
-        intrinsics.distortion[frame].numpy(),
-        intrinsics.sizes[frame].numpy(),
-    )
 
 
 def match_each_other(

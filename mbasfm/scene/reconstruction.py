@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mbasfm.io.text_files import write_text
 from mbasfm.scene.undistort import is_distorted, undistort_model
-from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import PoseGraph
 
 
@@ -23,7 +23,8 @@ from mbasfm.types.pairs import PoseGraph
 class Reconstruction:
     """Camera poses of a set of photographs."""
 
-    frames: Frames
+    names: tuple[str, ...]
+    """Paths of the photographs, relative to their folder; frame n is the n-th."""
     graph: PoseGraph
     cameras: Cameras
     registered: Bool[Tensor, " N"]

@@ -21,7 +21,7 @@ from mbasfm.scene.reconstruction import Reconstruction, color_points
 from mbasfm.sfm.outcome import find_reasons, has_parallax, image_rows
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, lenses_of
-from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import TwoView
 
 MANY_SHARE = 4
@@ -59,12 +59,12 @@ def finish(
     for item in finished:
         color_points(item.model, observations.colors)
     component = find_components(kept, count)
-    frames = Frames(tuple(photo.name for photo in observations.photos), start.intrinsics.sizes, start.intrinsics.group)
+    names = tuple(photo.name for photo in observations.photos)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
     report = {"images": image_rows(observations, component, reasons, adjustment)}
     _tell(report["images"], len(finished), progress)
     models = tuple(item.model for item in finished)
-    return Reconstruction(frames, pose_graph(kept), cameras, registered, numbers, models, report)
+    return Reconstruction(names, pose_graph(kept), cameras, registered, numbers, models, report)
 
 
 def _tell(rows: Sequence[dict[str, Any]], num_components: int, progress: Progress) -> None:
