@@ -84,11 +84,10 @@ def test_a_pixel_takes_the_keypoint_that_is_near_enough():
 
 
 @dataclass
-class Oracle:
+class Oracle(ImageMatcher):
     """Knows its images: pixels on a grid of the first and, with some noise, where the second shows the same."""
 
-    licence = "none"
-    key = "oracle-1"
+    name, licence, key = "oracle", "none", "oracle-1"
     calls: list[int] = field(default_factory=list)
 
     def __post_init__(self):
@@ -96,10 +95,6 @@ class Oracle:
         for name, pose, seed in [*((n, p, 0) for n, p in {**MAP, **QUERIES}.items()), (STRANGER, QUERIES["a.png"], 1)]:
             image, depth = see(pose, seed)
             self._known[image.tobytes()] = (name, pose, depth, seed)
-
-    @staticmethod
-    def missing():
-        return ""
 
     def match_images(self, first, second):
         self.calls.append(1)

@@ -24,7 +24,7 @@ from mbasfm.matching.inference import (
     match_pairs,
     photo_vectors,
 )
-from mbasfm.models.base import ImageMatcher
+from mbasfm.models.base import DepthModel, ImageMatcher
 from mbasfm.models.depth.flat import flat_depth
 from mbasfm.models.matchers.dinov2 import Dinov2
 from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
@@ -194,9 +194,9 @@ def load_models(kind: Kind, config: Common, progress: Progress) -> list[Any]:
         return [load_model(kind, part) for part in JOINT.split(spec)]
 
 
-def warn_if_slow(photos: Sequence[Photo], model: Any, cache: Cache, progress: Progress) -> None:
+def warn_if_slow(photos: Sequence[Photo], model: DepthModel, cache: Cache, progress: Progress) -> None:
     """Tell the user how long a large network will take on the CPU, before it starts."""
-    if hasattr(model, "cpu_seconds"):
+    if model.cpu_seconds:
         left = sum(not cache.has(depth_key(photo, model)) for photo in photos)
         _announce(f"Depth from {model.name}", model.cpu_seconds, left, "photographs", progress)
 
@@ -205,7 +205,7 @@ def warn_if_pairs_are_slow(
     pairs: Int64[np.ndarray, "P 2"], photos: Sequence[Photo], matcher: Any, cache: Cache, progress: Progress
 ) -> None:
     """Tell the user how long a network will take to match on the CPU, before it starts."""
-    if hasattr(matcher, "cpu_seconds"):
+    if matcher.cpu_seconds:
         key = drawn_key if isinstance(matcher, ImageMatcher) else match_key
         left = sum(not cache.has(key(matcher, photos[i], photos[j])) for i, j in pairs.tolist())
         _announce(f"Matching by {matcher.name}", matcher.cpu_seconds, left, "pairs", progress)
@@ -237,7 +237,7 @@ def _choose_pairs(
     photos: Sequence[Photo], features: Sequence[Features], matcher: Any, config: Config, looks: Looks | None
 ) -> tuple[Int64[np.ndarray, "P 2"], str]:
     names = [photo.name for photo in photos]
-    given = getattr(matcher, "pairs", lambda: None)()
+    given = matcher.pairs()
     if given is not None:
         number = {name: index for index, name in enumerate(names)}
         known = {tuple(sorted((number[a], number[b]))) for a, b in given if a in number and b in number}

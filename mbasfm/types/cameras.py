@@ -46,7 +46,8 @@ class Intrinsics:
     def lens(self, frame: int) -> "Lens":
         """Intrinsics of one frame."""
         columns = self.focal, self.center, self.distortion, self.sizes
-        return Lens(*(column[frame].numpy() for column in columns), bool(self.fisheye[frame]))
+        focal, center, distortion, size = (column[frame].numpy() for column in columns)
+        return Lens(focal, center, distortion, size, bool(self.fisheye[frame]))
 
     @staticmethod
     def pinhole(focal: Float[Tensor, " N"], sizes: Int[Tensor, "N 2"], group: Int[Tensor, " N"]) -> "Intrinsics":
