@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
 from mbasfm.geometry.camera import distort, distort_jacobian, project, solve_2x2, undistort, unproject
+from mbasfm.geometry.epipolar import epipolar_lines, in_front, line_distances, triangulated_inverse_depth
 from mbasfm.geometry.rigid import (
     adjoint,
     camera_centers,
@@ -364,6 +365,60 @@ def test_camera_is_that_of_colmap():
     colmap = pycolmap.Camera(model="OPENCV", width=640, height=480, params=[500, 520, 320, 240, *LENS])
     expected = torch.from_numpy(np.asarray(colmap.img_from_cam(points.numpy())))
     assert_close(project(points, intrinsics, ZERO), expected, atol=1e-9)
+
+
+# Matched rays of two frames
+
+
+def seen_in_two_frames(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Relative poses, points in front of both frames, and their rays with z = 1 in each."""
+    j_from_i = exp_se3(torch.cat([0.2 * normal(0, 8, 3), 0.5 * normal(1, 8, 3)], -1))
+    points = points_in_view(count).expand(8, -1, -1) + double([0, 0, 3])
+    there = transform(j_from_i, points)
+    assert (there[..., 2] > 0.1).all()
+    return j_from_i, points, points / points[..., 2:], there / there[..., 2:]
+
+
+def test_true_matches_lie_on_their_lines_in_front_and_triangulate_to_their_depth():
+    j_from_i, points, rays_i, rays_j = seen_in_two_frames(40)
+    assert_close(line_distances(j_from_i, rays_i, rays_j), torch.zeros(8, 40).double(), atol=1e-12)
+    assert_close(triangulated_inverse_depth(j_from_i, rays_i, rays_j), 1 / points[..., 2], atol=1e-9)
+    assert in_front(j_from_i, rays_i, rays_j).all()
+
+
+def test_a_pose_for_every_match_is_a_row_of_one_ray_each():
+    j_from_i, _, rays_i, rays_j = seen_in_two_frames(8)
+    rays_i, rays_j = (
+        torch.einsum("mmk->mk", rays) + 0.01 * normal(5, 8, 3) * double([1, 1, 0]) for rays in (rays_i, rays_j)
+    )
+    for measure in (line_distances, triangulated_inverse_depth):
+        together = measure(j_from_i, rays_i[:, None], rays_j[:, None])[:, 0]
+        alone = [measure(pose, a[None], b[None])[0] for pose, a, b in zip(j_from_i, rays_i, rays_j, strict=True)]
+        assert_close(together, torch.stack(alone))
+
+
+def test_a_match_is_as_far_from_its_line_as_it_was_moved_across_it():
+    j_from_i, points, rays_i, rays_j = seen_in_two_frames(40)
+    line = epipolar_lines(j_from_i, rays_i)
+    across, along = line[..., :2], torch.stack([-line[..., 1], line[..., 0]], -1)
+    shift = 0.02 * normal(6, 8, 40)[..., None]
+    moved = rays_j.clone()
+    moved[..., :2] += shift * across
+    assert_close(line_distances(j_from_i, rays_i, moved), shift.abs().squeeze(-1), atol=1e-12)
+    # The foot is where it was: depth changes to second order only, along the line to first order.
+    change = triangulated_inverse_depth(j_from_i, rays_i, moved) * points[..., 2] - 1
+    slid = rays_j.clone()
+    slid[..., :2] += shift * along
+    assert_close(line_distances(j_from_i, rays_i, slid), torch.zeros(8, 40).double(), atol=1e-12)
+    slide = triangulated_inverse_depth(j_from_i, rays_i, slid) * points[..., 2] - 1
+    assert change.abs().median() < 0.1 * slide.abs().median()
+
+
+def test_points_behind_a_camera_are_not_in_front():
+    j_from_i, points, rays_i, rays_j = seen_in_two_frames(40)
+    backwards = torch.cat([j_from_i[..., :3], -j_from_i[..., 3:]], -1)
+    assert not in_front(backwards, rays_i, rays_j).any(), "with the translation reversed, rays meet behind both"
+    assert (triangulated_inverse_depth(backwards, rays_i, rays_j) < 0).all()
 
 
 # Alignment

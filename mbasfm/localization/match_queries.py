@@ -75,18 +75,13 @@ def match_queries(
 ) -> list[Query]:
     """Match every query with its neighbours in the map, turned by quarter turns where upright finds little."""
     queries = _match(prepared, photos, lenses, config, cache, 0)
-    for turns in QUARTER_TURNS if all(_can_turn(index) for index in prepared.indexes) else ():
+    for turns in QUARTER_TURNS if all(index.matcher.looks_at_images for index in prepared.indexes) else ():
         weak = [number for number, query in enumerate(queries) if query.num_verified < FEW_INLIERS]
         again = [queries[number].photo for number in weak]
         turned = _match(prepared, again, [lenses[number] for number in weak], config, cache, turns)
         for number, query in zip(weak, turned, strict=True):
             queries[number] = max(queries[number], query, key=lambda item: item.num_verified)
     return queries
-
-
-def _can_turn(index: Index) -> bool:
-    """Whether a photograph can be described again when turned: not if its features come from files."""
-    return not hasattr(index.matcher, "pairs")
 
 
 def _match(

@@ -38,6 +38,9 @@ class Model(Protocol):
     cpu_seconds: float = 0.0
     """Seconds for one photograph, or for one pair, on two CPU cores; 0 if that is little, or on a GPU."""
 
+    looks_at_images: bool = True
+    """False if results are read from files, and so do not change with the image that is given."""
+
     @classmethod
     def missing(cls) -> str:
         """What has to be installed or fetched before it can run; empty if nothing."""

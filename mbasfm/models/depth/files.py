@@ -26,7 +26,7 @@ class FilesDepth(DepthModel):
     npz, an incidence field, beside depth or disparity.
     """
 
-    name = "files"
+    name, looks_at_images = "files", False
     licence = "that of your files"
 
     def __init__(self, argument: str = ""):

@@ -24,7 +24,7 @@ class FilesMatcher(Matcher):
     optionally ``confidence`` (M,) in [0, 1]. Either order of the names will do; a pair without a file has no matches.
     """
 
-    name = "files"
+    name, looks_at_images = "files", False
     licence = "that of your files"
 
     def __init__(self, argument: str = ""):
