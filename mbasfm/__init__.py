@@ -22,7 +22,7 @@ from mbasfm.reconstruct import reconstruct
 from mbasfm.report.page_data import write_report
 from mbasfm.scene.export import export_scene
 from mbasfm.scene.reconstruction import Reconstruction
-from mbasfm.types.cameras import Cameras, Fixed, Frames, Intrinsics
+from mbasfm.types.cameras import Cameras, Fixed, Intrinsics
 from mbasfm.types.outcome import NoPose, NotPolished, Reason, RunReport
 from mbasfm.types.pairs import PoseGraph
 from mbasfm.types.samples import Samples
@@ -42,7 +42,6 @@ __all__ = [
     "Diagnosis",
     "FINE",
     "Fixed",
-    "Frames",
     "InputError",
     "Intrinsics",
     "Localization",

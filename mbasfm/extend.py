@@ -41,7 +41,7 @@ from mbasfm.sfm.outcome import Run, component_row
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.sfm.user_files import held_cameras
-from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import ImageRow, NotPolished, Reason, RunReport
 from mbasfm.types.pairs import Keypoints, TwoView
@@ -108,8 +108,7 @@ def _join(
     located = [None] * prepared.num_frames + [*placement.located]
     item = Polished(model, cameras, Reason(NotPolished.HELD), (math.nan, math.nan))
     report = RunReport(tuple(_row(*item) for item in zip(photos, located, strict=True)), (component_row(item),))
-    known = Frames(names, cameras.intrinsics.sizes, cameras.intrinsics.group)
-    result = Reconstruction(known, pose_graph(views), cameras, registered, component, (model,), report)
+    result = Reconstruction(names, pose_graph(views), cameras, registered, component, (model,), report)
     return result, observations, views
 
 

@@ -18,12 +18,13 @@ from mbasfm.errors import InputError
 from mbasfm.estimators.chance import ESSENTIAL_POINTS, MAX_LOG10_FALSE_ALARMS, chance_near_line, log10_false_alarms
 from mbasfm.estimators.depth_pose import estimate_metric_poses, rotation_alone, with_unit_translation
 from mbasfm.estimators.focal_ransac import estimate_with_focal
-from mbasfm.estimators.peers import RivalName, estimate_by_rival, residuals_of
-from mbasfm.estimators.ransac import PAPER_BUDGET, RansacSettings, RelativePoses, estimate_poses, sigma_px
-from mbasfm.estimators.sampson import MatchBatch
+from mbasfm.estimators.ransac import PAPER_BUDGET, RansacSettings, RelativePoses, sigma_px
+from mbasfm.estimators.relative import Method, estimate_relative_poses, residuals_of
+from mbasfm.estimators.sampson import MatchBatch, homogeneous
 from mbasfm.estimators.two_view import MIN_INLIERS
 from mbasfm.geometry.camera import pixel_rays
-from mbasfm.geometry.rigid import compose, invert, rotation_angle
+from mbasfm.geometry.epipolar import triangulated_inverse_depth
+from mbasfm.geometry.rigid import compose, invert, rotation_angle, scale_translation
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import inspect_photos
 from mbasfm.io.masks import with_masks
@@ -41,6 +42,7 @@ from mbasfm.types.samples import Samples
 
 Estimator = Literal["adaptive", "paper", "magsac", "poselib"]
 """Ours with as many samples as needed or with the paper's 64, OpenCV's USAC_MAGSAC, PoseLib's LO-RANSAC."""
+METHODS: dict[Estimator, Method] = {"adaptive": "ours", "paper": "ours", "magsac": "magsac", "poselib": "poselib"}
 INLIER_SIGMAS = 3.0
 MAX_TURN_SHARE = 0.9
 """Where a turn alone explains this share of the inliers, the direction of translation is not determined."""
@@ -193,13 +195,9 @@ def _pose(
         searched, poses = estimate_with_focal(offsets[0], offsets[1], focal, long_side, settings)
         filled = torch.where(intrinsics.focal.isnan(), searched[:, None], intrinsics.focal)
         intrinsics = replace(intrinsics, focal=filled)
-        if estimator in ("adaptive", "paper"):
+        if METHODS[estimator] == "ours":
             return intrinsics, poses
-    matches = as_batch(pixels, intrinsics)
-    if estimator in ("adaptive", "paper"):
-        return intrinsics, estimate_poses(matches, settings)
-    rival: RivalName = "magsac" if estimator == "magsac" else "poselib"
-    return intrinsics, estimate_by_rival(matches, rival, settings.tau_px, settings.seed)
+    return intrinsics, estimate_relative_poses(as_batch(pixels, intrinsics), METHODS[estimator], settings)
 
 
 def _judged(result: PairPose, has_pose: bool, limit_px: float) -> PairPose:
@@ -281,14 +279,10 @@ def _samples(result: PairPose, raw: Sequence[Tensor], chosen: Tensor) -> Samples
 
 def _scaled(j_from_i: Tensor, matches: MatchBatch, depth: Sequence[Tensor], chosen: Tensor) -> Tensor:
     """The pose with the length of translation that agrees with the depth of i."""
-    turned = torch.nn.functional.pad(matches.rays_i[0], (0, 1), value=1.0) @ j_from_i[:, :3].T
-    ray_j = torch.nn.functional.pad(matches.rays_j[0], (0, 1), value=1.0)
-    step = j_from_i[:, 3].expand_as(turned)
-    across = torch.linalg.cross(turned, ray_j)
-    triangulated = (torch.linalg.cross(ray_j, step) * across).sum(-1) / across.square().sum(-1).clamp_min(1e-20)
-    ratio = (depth[0] / triangulated)[chosen & (triangulated > 0)]
+    inverse_depth = triangulated_inverse_depth(j_from_i, homogeneous(matches.rays_i[0]), homogeneous(matches.rays_j[0]))
+    ratio = (depth[0] * inverse_depth)[chosen & (inverse_depth > 0)]
     length = float(ratio.median()) if len(ratio) else 1.0
-    return torch.cat([j_from_i[:, :3], length * j_from_i[:, 3:]], -1)
+    return scale_translation(j_from_i, length)
 
 
 def _cameras(j_from_i: Tensor, ratio: float, intrinsics: Intrinsics, is_disparity: Tensor) -> Cameras:
@@ -306,7 +300,7 @@ def _scaled_result(result: PairPose, end: Adjustment, matches: MatchBatch, setti
     ratio = float(cameras.depth_scale[1] / cameras.depth_scale[0])
     ratio = 1 / ratio if bool(cameras.is_disparity[1]) else ratio
     unit = cameras.depth_scale[0] if bool(cameras.is_disparity[0]) else 1 / cameras.depth_scale[0]
-    pose = torch.cat([pose[:, :3], unit * pose[:, 3:]], -1)
+    pose = scale_translation(pose, unit)
     scaled = replace(result, has_scale=True, depth_ratio=ratio, j_from_i=pose.numpy())
     if not result.has_direction:
         return scaled

@@ -6,8 +6,12 @@ import torch
 from PIL import Image
 
 from mbasfm.synthetic.cameras import make_cameras, render
+from mbasfm.synthetic.depth_errors import DepthError
+from mbasfm.synthetic.problem import MatchError
 from mbasfm.synthetic.solids import make_room
 
+EXACT_DEPTH = DepthError(scale=0.0, shift=0.0, smooth=0.0, edge_blur_px=0.0, outliers=0.0, noise=0.0)
+EXACT_MATCH = MatchError(noise_px=0.0, outliers=0.0, repeated=0.0)
 HANG_S = 600.0
 """Nothing takes so long, however slow or busy the machine is: what does has hung."""
 

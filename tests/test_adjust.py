@@ -13,7 +13,7 @@ from mbasfm.adjust.levenberg_marquardt import linearize
 from mbasfm.adjust.stage import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES
 from mbasfm.evaluation.metrics import pose_auc, twists_to_truth
 from mbasfm.geometry.rigid import camera_centers, exp_so3, rotation_angle
-from mbasfm.geometry.similarity import align_similarity
+from mbasfm.geometry.similarity import Pairs, fit_similarity
 from mbasfm.objective import isotropic, losses
 from mbasfm.synthetic.cameras import perturb, scene_size
 from mbasfm.synthetic.depth_errors import DepthError
@@ -147,7 +147,9 @@ def test_metric_depth_gives_a_metric_world():
     doubled = start.cam_from_world.clone()
     doubled[..., 3] *= 2
     result = adjust(replace(start, cam_from_world=doubled), problem.samples, SPLIT).cameras
-    scale, _ = align_similarity(camera_centers(result.cam_from_world), camera_centers(problem.truth.cam_from_world))
+    scale, _ = fit_similarity(
+        Pairs(camera_centers(result.cam_from_world), camera_centers(problem.truth.cam_from_world))
+    )
     assert float(scale) == pytest.approx(1.0, abs=0.03)
 
 

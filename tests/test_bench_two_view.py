@@ -20,6 +20,7 @@ from mbasfm.cli import main
 from mbasfm.datasets.pair_lists import PairList, PairSets
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
+from mbasfm.models.base import ImageMatcher
 from mbasfm.types.photos import PixelMatches
 
 CAMERA = [FOCAL, FOCAL, SIZE[0] / 2, SIZE[1] / 2]
@@ -97,14 +98,10 @@ def test_pairs_so_far_apart(data):
         PairSets(data).pairs(ROOM, (2, 3))
 
 
-class Shifted:
+class Shifted(ImageMatcher):
     """Sees every pixel three to the right."""
 
-    key, licence = "shifted", "none"
-
-    @staticmethod
-    def missing():
-        return ""
+    name, key, licence = "shifted", "shifted", "none"
 
     def match_images(self, first, second):
         row, column = np.mgrid[0.5:120:2, 0.5:300:3]

@@ -84,11 +84,10 @@ def test_a_pixel_takes_the_keypoint_that_is_near_enough():
 
 
 @dataclass
-class Oracle:
+class Oracle(ImageMatcher):
     """Knows its images: pixels on a grid of the first and, with some noise, where the second shows the same."""
 
-    licence = "none"
-    key = "oracle-1"
+    name, licence, key = "oracle", "none", "oracle-1"
     calls: list[int] = field(default_factory=list)
 
     def __post_init__(self):
@@ -96,10 +95,6 @@ class Oracle:
         for name, pose, seed in [*((n, p, 0) for n, p in {**MAP, **QUERIES}.items()), (STRANGER, QUERIES["a.png"], 1)]:
             image, depth = see(pose, seed)
             self._known[image.tobytes()] = (name, pose, depth, seed)
-
-    @staticmethod
-    def missing():
-        return ""
 
     def match_images(self, first, second):
         self.calls.append(1)
@@ -134,7 +129,7 @@ def test_poses_equal_the_truth_tracks_are_long_and_a_second_run_matches_nothing(
     config = Config(matcher="oracle", depth="flat", focal=FOCAL)
     result = reconstruct(folder / "map/images", tmp_path / "scene", config)
     assert bool(result.registered.all()) and len(oracle.calls) == 10
-    poses = dict(zip(result.frames.names, result.cameras.cam_from_world.numpy(), strict=True))
+    poses = dict(zip(result.names, result.cameras.cam_from_world.numpy(), strict=True))
     first, true_first = (pose["map0.png"] for pose in (poses, MAP))
     for name, pose in MAP.items():
         relative, truth = (b[:, :3] @ a[:, :3].T for a, b in ((first, poses[name]), (true_first, pose)))
@@ -194,7 +189,7 @@ def test_a_scene_grows_by_photographs(oracle, folder, tmp_path):  # noqa: F811
     config = Config(matcher="oracle", depth="flat", focal=FOCAL)
     reconstruct(folder / "map/images", tmp_path / "scene", config)
     grown = extend(tmp_path / "scene", folder / "queries", tmp_path / "grown", config)
-    registered = dict(zip(grown.frames.names, grown.registered.tolist(), strict=True))
+    registered = dict(zip(grown.names, grown.registered.tolist(), strict=True))
     assert registered == dict.fromkeys([*MAP, *QUERIES], True) | {STRANGER: False}
     model = pycolmap.Reconstruction(tmp_path / "grown/sparse/0")
     assert min(image.num_points3D for image in model.images.values()) > 20

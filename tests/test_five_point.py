@@ -9,7 +9,6 @@ from mbasfm.estimators.five_point import MAX_SOLUTIONS, essential_matrices
 from mbasfm.estimators.sampson import (
     MatchBatch,
     essential_from_pose,
-    in_front,
     minimal_poses,
     moved,
     poses_from_essential,
@@ -18,6 +17,7 @@ from mbasfm.estimators.sampson import (
     sampson_squared,
     tangents,
 )
+from mbasfm.geometry.epipolar import in_front
 from mbasfm.geometry.rigid import exp_so3, orthonormalize
 
 NUM_PROBLEMS = 10_000

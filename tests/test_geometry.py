@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
 from mbasfm.geometry.camera import distort, distort_jacobian, project, solve_2x2, undistort, unproject
+from mbasfm.geometry.epipolar import epipolar_lines, in_front, line_distances, triangulated_inverse_depth
 from mbasfm.geometry.rigid import (
     adjoint,
     camera_centers,
@@ -26,7 +27,7 @@ from mbasfm.geometry.rigid import (
     skew,
     transform,
 )
-from mbasfm.geometry.similarity import align_similarity, apply_similarity
+from mbasfm.geometry.similarity import Pairs, apply_similarity, fit_similarity
 from mbasfm.types.cameras import Intrinsics
 
 LENS = (-0.12, 0.02, 0.001, -0.002)
@@ -366,15 +367,90 @@ def test_camera_is_that_of_colmap():
     assert_close(project(points, intrinsics, ZERO), expected, atol=1e-9)
 
 
+# Matched rays of two frames
+
+
+def seen_in_two_frames(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Relative poses, points in front of both frames, and their rays with z = 1 in each."""
+    j_from_i = exp_se3(torch.cat([0.2 * normal(0, 8, 3), 0.5 * normal(1, 8, 3)], -1))
+    points = points_in_view(count).expand(8, -1, -1) + double([0, 0, 3])
+    there = transform(j_from_i, points)
+    assert (there[..., 2] > 0.1).all()
+    return j_from_i, points, points / points[..., 2:], there / there[..., 2:]
+
+
+def test_true_matches_lie_on_their_lines_in_front_and_triangulate_to_their_depth():
+    j_from_i, points, rays_i, rays_j = seen_in_two_frames(40)
+    assert_close(line_distances(j_from_i, rays_i, rays_j), torch.zeros(8, 40).double(), atol=1e-12)
+    assert_close(triangulated_inverse_depth(j_from_i, rays_i, rays_j), 1 / points[..., 2], atol=1e-9)
+    assert in_front(j_from_i, rays_i, rays_j).all()
+
+
+def test_a_pose_for_every_match_is_a_row_of_one_ray_each():
+    j_from_i, _, rays_i, rays_j = seen_in_two_frames(8)
+    rays_i, rays_j = (
+        torch.einsum("mmk->mk", rays) + 0.01 * normal(5, 8, 3) * double([1, 1, 0]) for rays in (rays_i, rays_j)
+    )
+    for measure in (line_distances, triangulated_inverse_depth):
+        together = measure(j_from_i, rays_i[:, None], rays_j[:, None])[:, 0]
+        alone = [measure(pose, a[None], b[None])[0] for pose, a, b in zip(j_from_i, rays_i, rays_j, strict=True)]
+        assert_close(together, torch.stack(alone))
+
+
+def test_a_match_is_as_far_from_its_line_as_it_was_moved_across_it():
+    j_from_i, points, rays_i, rays_j = seen_in_two_frames(40)
+    line = epipolar_lines(j_from_i, rays_i)
+    across, along = line[..., :2], torch.stack([-line[..., 1], line[..., 0]], -1)
+    shift = 0.02 * normal(6, 8, 40)[..., None]
+    moved = rays_j.clone()
+    moved[..., :2] += shift * across
+    assert_close(line_distances(j_from_i, rays_i, moved), shift.abs().squeeze(-1), atol=1e-12)
+    # The foot is where it was: depth changes to second order only, along the line to first order.
+    change = triangulated_inverse_depth(j_from_i, rays_i, moved) * points[..., 2] - 1
+    slid = rays_j.clone()
+    slid[..., :2] += shift * along
+    assert_close(line_distances(j_from_i, rays_i, slid), torch.zeros(8, 40).double(), atol=1e-12)
+    slide = triangulated_inverse_depth(j_from_i, rays_i, slid) * points[..., 2] - 1
+    assert change.abs().median() < 0.1 * slide.abs().median()
+
+
+def test_points_behind_a_camera_are_not_in_front():
+    j_from_i, points, rays_i, rays_j = seen_in_two_frames(40)
+    backwards = torch.cat([j_from_i[..., :3], -j_from_i[..., 3:]], -1)
+    assert not in_front(backwards, rays_i, rays_j).any(), "with the translation reversed, rays meet behind both"
+    assert (triangulated_inverse_depth(backwards, rays_i, rays_j) < 0).all()
+
+
 # Alignment
 
 
 @given(TWISTS, st.floats(0.01, 100.0), st.integers(3, 10))
 def test_alignment_recovers_a_similarity(xi, scale, count):
     pose, source = exp_se3(xi), normal(count, count, 3)
-    found_scale, found = align_similarity(source, scale * source @ pose[:, :3].T + pose[:, 3])
+    found_scale, found = fit_similarity(Pairs(source, scale * source @ pose[:, :3].T + pose[:, 3]))
     assert_close(found_scale, double(scale), atol=0, rtol=1e-9)
     assert_close(found, pose, atol=1e-8 * max(scale, 1))
+
+
+def test_alignment_of_many_triples_at_once_recovers_each_similarity():
+    source, rigid = normal(0, 50, 3, 3), poses(1, 50)
+    scale = normal(2, 50).exp()
+    target = scale[:, None, None] * source @ rigid[..., :3].mT + rigid[:, None, :, 3]
+    for symmetric in (False, True):
+        found_scale, found = fit_similarity(Pairs(source, target), symmetric=symmetric)
+        assert_close(found_scale, scale, atol=0, rtol=1e-9)
+        assert_close(found, rigid, atol=1e-8)
+
+
+def test_the_symmetric_alignment_is_the_inverse_of_the_way_back():
+    """Least squares shrinks in both directions where positions have errors; the symmetric scale in neither."""
+    source, target = normal(0, 40, 10, 3), normal(1, 40, 10, 3)
+    there, back = (Pairs(*both) for both in ((source, target), (target, source)))
+    scale, rigid = fit_similarity(there, symmetric=True)
+    scale_back, rigid_back = fit_similarity(back, symmetric=True)
+    assert_close(scale * scale_back, torch.ones(40, dtype=torch.float64), atol=1e-12)
+    assert_close(rigid_back[..., :3], rigid[..., :3].mT, atol=1e-9)
+    assert (fit_similarity(there)[0] * fit_similarity(back)[0] < 0.99).all()
 
 
 def squared_distance(source, target, scale, pose) -> torch.Tensor:
@@ -384,7 +460,7 @@ def squared_distance(source, target, scale, pose) -> torch.Tensor:
 def test_alignment_of_a_mirror_image_is_a_rotation():
     source = normal(0, 20, 3)
     mirrored = source * double([1, 1, -1])
-    scale, pose = align_similarity(source, mirrored)
+    scale, pose = fit_similarity(Pairs(source, mirrored))
     assert_close(torch.linalg.det(pose[:, :3]), double(1))
     assert 0 < scale < 1, "a mirror image cannot be met; the best fit shrinks"
     everywhere = exp_so3(2 * normal(1, 500, 3))
@@ -396,7 +472,7 @@ def test_alignment_of_a_mirror_image_is_a_rotation():
 def test_alignment_minimises_the_distance():
     source, target = normal(0, 15, 3), 2 * normal(1, 15, 3) + double([5, 0, -3])
     target = target + source @ poses(2)[:, :3].T
-    scale, pose = align_similarity(source, target)
+    scale, pose = fit_similarity(Pairs(source, target))
     best = squared_distance(source, target, scale, pose)
     for size in (1e-4, 1e-2, 0.3):
         for step in size * normal(3, 50, 7):
@@ -420,5 +496,5 @@ def test_similarity_of_the_world_changes_no_image():
 def test_alignment_of_centers_undoes_a_similarity_of_the_world():
     cam_from_world = poses(0, 6)
     moved = apply_similarity(cam_from_world, double(0.3), poses(1))
-    scale, old_from_new = align_similarity(camera_centers(moved), camera_centers(cam_from_world))
+    scale, old_from_new = fit_similarity(Pairs(camera_centers(moved), camera_centers(cam_from_world)))
     assert_close(apply_similarity(moved, scale, old_from_new), cam_from_world, atol=1e-10)

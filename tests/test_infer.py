@@ -12,6 +12,7 @@ from mbasfm.geometry.raster import values_at
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.inference import describe_photos, estimate_depths, keypoints_of, match_pairs
+from mbasfm.models.base import DepthModel, Matcher
 from mbasfm.models.depth.files import FilesDepth
 from mbasfm.runtime import parallel
 from mbasfm.runtime.parallel import in_parallel
@@ -20,18 +21,14 @@ from mbasfm.types.photos import DepthEstimate, Features, Matches
 WIDTH, HEIGHT = 96, 64
 
 
-class FakeMatcher:
+class FakeMatcher(Matcher):
     """Features at fixed pixels; counts what it is asked."""
 
-    licence = "none"
+    name, licence = "fake", "none"
 
     def __init__(self, key="fake-1"):
         self.key = key
         self.described, self.matched, self.sizes = [], [], set()
-
-    @staticmethod
-    def missing():
-        return ""
 
     def describe(self, photo, image):
         self.described.append(photo.name)
@@ -44,18 +41,14 @@ class FakeMatcher:
         return Matches(np.array([[0, 2], [1, 1]]), np.array([0.5, 1.0], np.float32))
 
 
-class FakeDepth:
+class FakeDepth(DepthModel):
     """Depth that tells photographs apart; counts what it is asked."""
 
-    licence = "none"
+    name, licence = "fake", "none"
 
     def __init__(self, key="fake-1"):
         self.key = key
         self.asked = []
-
-    @staticmethod
-    def missing():
-        return ""
 
     def estimate(self, photo, image):
         self.asked.append(photo.name)

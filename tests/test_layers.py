@@ -65,8 +65,8 @@ MATHEMATICS = (
     "localization.register",
 )
 """Packages and modules."""
-AT_THE_EDGE = ("types.photos", "estimators.peers")
-"""Photographs have paths; peers come from other libraries."""
+AT_THE_EDGE = ("types.photos", "estimators.relative")
+"""Photographs have paths; peers of our estimator come from other libraries."""
 OUTSIDE_WORLD = {
     "PIL",
     "argparse",

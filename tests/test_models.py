@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -77,14 +78,11 @@ def test_the_model_of_another_package_is_found_through_its_entry_point(tmp_path,
     """As an installer leaves it: a module, and a folder of metadata beside it."""
     (tmp_path / "their_depth.py").write_text(
         "import numpy as np\n"
-        "from mbasfm.models.base import DepthEstimate\n"
-        "class Theirs:\n"
-        "    licence, download, key = 'MIT', '3 MB', 'theirs-1'\n"
+        "from mbasfm.models.base import DepthEstimate, DepthModel\n"
+        "class Theirs(DepthModel):\n"
+        "    name, licence, download, key = 'theirs', 'MIT', '3 MB', 'theirs-1'\n"
         "    def __init__(self, argument=''):\n"
         "        self.depth_m = float(argument or 1)\n"
-        "    @staticmethod\n"
-        "    def missing():\n"
-        "        return ''\n"
         "    def estimate(self, photo, image):\n"
         "        return DepthEstimate(np.full(image.shape[:2], self.depth_m, np.float32), False, True)\n"
     )
@@ -100,6 +98,20 @@ def test_the_model_of_another_package_is_found_through_its_entry_point(tmp_path,
     assert main(["models", "--json"]) == 0
     row = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "theirs")
     assert (row["licence"], row["download"], row["missing"]) == ("MIT", "3 MB", "")
+
+
+def test_a_model_that_lacks_something_is_refused_before_any_work(monkeypatch):
+    class Silent:
+        name, licence, key = "silent", "MIT", "silent-1"
+
+        def __init__(self, argument):
+            del argument
+
+    monkeypatch.setattr(registry, "installed", lambda _: {"silent": SimpleNamespace(load=lambda: Silent)})
+    with pytest.raises(InputError, match=r"depth model silent lacks a part of mbasfm.models.base.DepthModel; derive"):
+        load_model("depth", "silent")
+    with pytest.raises(InputError, match=r"matcher model silent lacks a part of .*Matcher or ImageMatcher; derive"):
+        load_model("matcher", "silent")
 
 
 def test_flat_depth_is_constant_disparity():

@@ -29,7 +29,6 @@ from mbasfm.scene.undistort import undistort_model
 from mbasfm.scene.write import with_written, write_scene
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.sfm.user_files import held_cameras
-from mbasfm.types.cameras import Frames
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import ImageRow, RunReport
 from mbasfm.types.photos import DepthEstimate
@@ -98,11 +97,10 @@ def make_result(folder, distortion=0.0, is_disparity=False, has_depth=True, turn
     model = triangulate(NAMES, range(NUM_FRAMES), cameras, views, keypoints)
     colors = [paint(made.points[chosen]) for chosen in made.point_of]
     observations = Observations(photos, depths, keypoints, colors, np.zeros((0, 2), np.int64), [])
-    frames = Frames(NAMES, cameras.intrinsics.sizes, cameras.intrinsics.group)
     rows = tuple(ImageRow(photo.name, str(photo.path), 0) for photo in photos)
     component = torch.zeros(NUM_FRAMES, dtype=torch.int64)
     graph = pose_graph(views)
-    result = Reconstruction(frames, graph, cameras, component == 0, component, (model,), RunReport(rows, ()))
+    result = Reconstruction(NAMES, graph, cameras, component == 0, component, (model,), RunReport(rows, ()))
     return made, result, observations
 
 

@@ -18,7 +18,6 @@ from mbasfm.estimators.focal_ransac import estimate_with_focal
 from mbasfm.estimators.ransac import RansacSettings
 from mbasfm.estimators.sampson import MatchBatch
 from mbasfm.geometry.rigid import exp_so3, rotation_angle
-from mbasfm.geometry.similarity import align_triples
 from mbasfm.report.pictures import match_picture
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -216,17 +215,6 @@ def test_matches_without_depth_propose_nothing():
     assert found.found.tolist() == [True, True, False]
     assert_close(found.j_from_i[:2], truth[:2], atol=1e-8)
     assert_close(found.j_from_i[2], torch.eye(3, 4).double())
-
-
-def test_aligned_triples_are_similar():
-    generator = torch.Generator().manual_seed(1)
-    source = torch.randn(50, 3, 3, generator=generator, dtype=torch.float64)
-    rotation = exp_so3(torch.randn(50, 3, generator=generator, dtype=torch.float64))
-    shift = torch.randn(50, 3, generator=generator, dtype=torch.float64)
-    target = (source @ rotation.mT + shift[:, None]) / 2.5
-    pose, factor = align_triples(source, target)
-    assert_close(pose, torch.cat([rotation, shift[..., None]], -1), atol=1e-9)
-    assert_close(factor, torch.full((50,), 2.5).double())
 
 
 def test_the_rotation_of_a_camera_that_only_turned_is_exact():

@@ -142,7 +142,7 @@ def test_disjoint_sets_become_components_and_a_lonely_photograph_gets_a_reason(t
     write_scene(tmp_path, parts=2, alone=1)
     result = reconstruct(tmp_path / "images", tmp_path / "scene", settings(tmp_path, focal=FOCAL))
     assert len(result.models) == 2
-    by_name = dict(zip(result.frames.names, result.component.tolist(), strict=True))
+    by_name = dict(zip(result.names, result.component.tolist(), strict=True))
     assert len({by_name[f"0_{k}.png"] for k in range(6)}) == len({by_name[f"1_{k}.png"] for k in range(6)}) == 1
     assert by_name["alone_0.png"] == -1
     rows = {row.name: row for row in result.report.images}

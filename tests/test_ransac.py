@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers import assert_close
 
-from mbasfm.estimators.peers import RIVALS, estimate_by_rival
 from mbasfm.estimators.ransac import (
     PAPER_BUDGET,
     RansacSettings,
@@ -15,8 +14,10 @@ from mbasfm.estimators.ransac import (
     samples_needed,
     sigma_px,
 )
-from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, homogeneous, in_front, sampson_forms
+from mbasfm.estimators.relative import PEERS, estimate_relative_poses
+from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, homogeneous, sampson_forms
 from mbasfm.estimators.scores import CHI_QUANTILE, NUM_THRESHOLDS, SCORES, score_matrices
+from mbasfm.geometry.epipolar import in_front
 from mbasfm.geometry.rigid import exp_so3, rotation_angle
 from mbasfm.objective.losses import marginalized_score
 
@@ -209,13 +210,13 @@ def test_the_same_match_many_times_has_no_pose():
     assert not found.found.any() and found.j_from_i.isfinite().all()
 
 
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize("name", PEERS)
 def test_rivals_answer_the_same_question(name):
     matches, truth, is_right = make_pairs(4, 400, 0.3, seed=9)
-    found = estimate_by_rival(matches, name, 1.5)
+    found = estimate_relative_poses(matches, name, RansacSettings(tau_px=1.5))
     assert found.found.all() and torch.maximum(*errors_deg(found.j_from_i, truth)).max() < 4
     assert found.inliers(3.0)[is_right].double().mean() > 0.9
     ours = estimate_poses(matches, RansacSettings(tau_px=1.5, rounds=8))
     assert math.isclose(float(found.score.sum()), float(ours.score.sum()), rel_tol=0.2)
     few = MatchBatch(matches.rays_i, matches.rays_j, torch.zeros_like(matches.is_match), matches.focal_px)
-    assert not estimate_by_rival(few, name, 1.5).found.any()
+    assert not estimate_relative_poses(few, name, RansacSettings(tau_px=1.5)).found.any()

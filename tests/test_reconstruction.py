@@ -16,7 +16,6 @@ from mbasfm.runtime.progress import Progress, peak_memory_mb
 from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.scene.report_file import write_report_json
 from mbasfm.sfm.pairs.pose_graph import pose_graph
-from mbasfm.types.cameras import Frames
 from mbasfm.types.outcome import RunReport, StageRow
 
 
@@ -28,11 +27,8 @@ def make_result():
     parts = ([0, 1, 2], [3, 4, 5])
     views = [view for view in all_views(made) if any(view.i in part and view.j in part for part in parts)]
     models = tuple(triangulate(names, part, cameras, views, keypoints) for part in parts)
-    frames = Frames(names, cameras.intrinsics.sizes, cameras.intrinsics.group)
     component = torch.tensor([0, 0, 0, 1, 1, 1, -1])
-    return made, Reconstruction(
-        frames, pose_graph(views), cameras, component >= 0, component, models, RunReport((), ())
-    )
+    return made, Reconstruction(names, pose_graph(views), cameras, component >= 0, component, models, RunReport((), ()))
 
 
 def test_a_saved_result_is_one_model_per_component_and_a_report(tmp_path):

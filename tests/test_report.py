@@ -306,7 +306,7 @@ def test_the_page_of_two_components_parses_and_names_everybody(made):
     page = Page(text)
     assert "8 of 9 photographs were placed, in 2 separate components." in page.text
     assert "each has its own origin and scale" in page.text
-    assert all(name in page.text for name in result.frames.names)
+    assert all(name in page.text for name in result.names)
     data = json.loads(page.data)
     assert [len(part["frames"]) for part in data["scene"]] == [4, 4]
     assert len([tag for tag in page.tags if tag == "img"]) == 9 + 1  # one of the depth maps is no constant

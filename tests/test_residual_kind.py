@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import EXACT_DEPTH
 from margins import assert_below
 from offset_kind import FrozenOffset, OffsetForm, OffsetStatistics, error_vectors
 from torch import Tensor
@@ -28,7 +29,6 @@ from mbasfm.objective.residual_kind import Form, WithoutLatents
 from mbasfm.sfm import checkpoint
 from mbasfm.sfm.checkpoint import FileJournal
 from mbasfm.synthetic.cameras import perturb
-from mbasfm.synthetic.depth_errors import EXACT_DEPTH
 from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.problem import make_problem as make_scene
 from mbasfm.types import samples as samples_module

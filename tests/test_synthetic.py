@@ -6,6 +6,7 @@ from dataclasses import replace
 import cv2
 import pytest
 import torch
+from helpers import EXACT_DEPTH, EXACT_MATCH
 from margins import assert_below
 
 from mbasfm.errors import ConfigError, InputError
@@ -14,8 +15,8 @@ from mbasfm.geometry.rigid import camera_centers, exp_so3, invert, rotation_angl
 from mbasfm.synthetic import cameras as cameras_module
 from mbasfm.synthetic import depth_errors
 from mbasfm.synthetic import problem as problem_module
-from mbasfm.synthetic.depth_errors import EXACT_DEPTH, DepthError
-from mbasfm.synthetic.problem import EXACT_MATCH, MatchError, Settings
+from mbasfm.synthetic.depth_errors import DepthError
+from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.solids import MISS, RAYS_PER_CHUNK, Scene, cast, clearance, hash_unit, make_scene
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import PoseGraph

@@ -14,6 +14,7 @@ from mbasfm.matching.image_matching import match_as_images
 from mbasfm.matching.inference import estimate_depths
 from mbasfm.matching.observe import warn_if_pairs_are_slow, warn_if_slow
 from mbasfm.models import registry, weights
+from mbasfm.models.base import DepthModel, ImageMatcher
 from mbasfm.models.depth import network_depth
 from mbasfm.models.depth.depth_anything import DepthAnythingV2
 from mbasfm.models.registry import choose_auto
@@ -141,14 +142,10 @@ def test_what_the_hub_says_becomes_a_sentence(monkeypatch, tmp_path):
         assert weights.fetch_snapshot(SMALL) == "" and find_snapshot(SMALL) == tmp_path / SMALL
 
 
-class Unsure:
+class Unsure(DepthModel):
     """Half of the image is seen well."""
 
     name, licence, key, cpu_seconds = "unsure", "MIT", "unsure-1", 100.0
-
-    @staticmethod
-    def missing() -> str:
-        return ""
 
     def estimate(self, photo, image):
         sure = np.tile(np.float32([0.2, 0.8]), (3, 2))
@@ -178,14 +175,10 @@ def test_a_slow_network_is_announced_with_the_time_it_will_take(tmp_path):
     assert len(progress.notes) == 1
 
 
-class Slow:
+class Slow(ImageMatcher):
     """A matcher of images."""
 
     name, licence, key, cpu_seconds = "slow", "none", "slow-1", 50.0
-
-    @staticmethod
-    def missing():
-        return ""
 
     def match_images(self, first, second):
         return PixelMatches(np.zeros((0, 2), np.float32), np.zeros((0, 2), np.float32), np.zeros(0, np.float32))

@@ -11,7 +11,7 @@ from jaxtyping import Float32, Float64
 from mbasfm.config import Grouping
 from mbasfm.errors import InputError
 from mbasfm.io.colmap import StoredCamera, numbered_lines
-from mbasfm.io.poses import PoseFile, nearest_rotation
+from mbasfm.io.poses import PoseFile, invert_pose
 from mbasfm.io.text_files import line_of
 
 MAX_FOCAL_RATIO = 1.01
@@ -145,12 +145,6 @@ def read_matrix(path: Path, columns: int, rows: int) -> tuple[str, Float64[np.nd
     if len(lines) != rows:
         raise InputError(f"{path}: {len(lines)} lines instead of {rows}")
     return lines[0][0], np.array([numbers for _, numbers in lines])
-
-
-def invert_pose(world_from_cam: Float64[np.ndarray, "r 4"], place: str) -> Float64[np.ndarray, "3 4"]:
-    """Pose cam_from_world of a matrix in a file."""
-    rotation, center = nearest_rotation(world_from_cam[:3, :3], place), world_from_cam[:3, 3]
-    return np.column_stack([rotation.T, -rotation.T @ center])
 
 
 def read_world_from_cam(path: Path) -> Float64[np.ndarray, "3 4"] | None:

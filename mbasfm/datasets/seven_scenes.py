@@ -13,10 +13,12 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import torch
 from jaxtyping import Float32, Float64
 
 from mbasfm.datasets.base import DatasetScene, Published, read_world_from_cam
 from mbasfm.errors import InputError
+from mbasfm.geometry.rigid import compose, orthonormalize
 from mbasfm.io.colmap import StoredCamera, numbered_lines
 
 PUBLISHED = Published("7-Scenes", "https://www.microsoft.com/en-us/research/project/rgb-d-dataset-7-scenes/")
@@ -98,8 +100,6 @@ def _color_pose(image: Path) -> Float64[np.ndarray, "3 4"]:
     if depth_from_world is None:
         raise InputError(f"{path}, line 1: the pose is not finite")
     # The published matrix is a rotation to 4 digits only; the nearest one keeps poses rigid.
-    u, _, vt = np.linalg.svd(COLOR_FROM_DEPTH[:, :3])
-    rotation = u @ vt
-    return np.column_stack(
-        [rotation @ depth_from_world[:, :3], rotation @ depth_from_world[:, 3] + COLOR_FROM_DEPTH[:, 3]]
-    )
+    color_from_depth = torch.from_numpy(COLOR_FROM_DEPTH)
+    rigid = torch.cat([orthonormalize(color_from_depth[:, :3]), color_from_depth[:, 3:]], -1)
+    return compose(rigid, torch.from_numpy(depth_from_world)).numpy()

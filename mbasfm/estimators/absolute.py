@@ -6,9 +6,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import poselib
 import pycolmap
+import torch
 from jaxtyping import Bool, Float64, Int64
 
 from mbasfm.estimators.chance import log10_false_alarms
+from mbasfm.estimators.lens_rays import lens_rays, poselib_camera
+from mbasfm.geometry.epipolar import triangulated_inverse_depth
+from mbasfm.geometry.rigid import compose, scale_translation
 from mbasfm.types.cameras import Lens
 from mbasfm.types.pairs import TwoView
 
@@ -20,7 +24,8 @@ SCORE_PX = 20.0
 """tau_max of the score by which candidates are compared [px at a long side of 1024]."""
 NUM_SINGLE = 3
 """Poses are also searched in this many single frames, those that share most with the new one."""
-OPTIONS = {"max_iterations": 5000, "min_iterations": 200, "seed": 0}
+ITERATIONS = (200, 5000)
+"""Smallest and largest number of samples that RANSAC draws."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,9 @@ def residuals_px(
     ahead = points[:, 2] > 1e-9  # False for NaN
     seen = np.full((len(sightings), 2), np.inf)
     if ahead.any():
-        seen[ahead] = _camera(lens).project(points[ahead, :2] / points[ahead, 2:])
+        seen[ahead] = poselib_camera(lens).project(points[ahead, :2] / points[ahead, 2:])
     distance = np.linalg.norm(seen - sightings.pixels, axis=1) / lens.px_per_reference_px
     return np.where(np.isfinite(distance), distance, np.inf)
-
-
-def _camera(lens: Lens) -> poselib.Camera:
-    camera = lens.camera()
-    return poselib.Camera(camera["model"], camera["params"], camera["width"], camera["height"])
 
 
 def score(residuals: Float64[np.ndarray, " M"]) -> float:
@@ -88,10 +88,30 @@ def _candidates(known: Sightings, lens: Lens) -> Iterator[Float64[np.ndarray, "3
     largest = numbers[np.argsort(-counts, kind="stable")[:NUM_SINGLE]]
     for group in (known, *(known.take(known.frame == number) for number in largest.tolist())):
         for limit in LIMITS_PX if len(group) >= MIN_POINTS else ():
-            options = {**OPTIONS, "max_reproj_error": limit * lens.px_per_reference_px}
-            pose, info = poselib.estimate_absolute_pose(group.pixels, group.points, lens.camera(), options, {})
-            if info["num_inliers"] >= MIN_POINTS and np.isfinite(pose.Rt).all():
-                yield pose.Rt
+            pose, inliers = pose_from_points(group.pixels, group.points, lens, limit)
+            if inliers.sum() >= MIN_POINTS:
+                yield pose
+
+
+def pose_from_points(
+    pixels: Float64[np.ndarray, "M 2"],
+    points: Float64[np.ndarray, "M 3"],
+    lens: Lens,
+    limit_px: float,
+    iterations: tuple[int, int] = ITERATIONS,
+) -> tuple[Float64[np.ndarray, "3 4"], Bool[np.ndarray, " M"]]:
+    """Pose cam_from_world by P3P and poselib's LO-RANSAC, and which points agree with it; none do if there is no pose.
+
+    ``limit_px`` at a long side of 1024.
+    """
+    options = {
+        "max_reproj_error": limit_px * lens.px_per_reference_px,
+        "min_iterations": iterations[0],
+        "max_iterations": iterations[1],
+        "seed": 0,
+    }
+    pose, info = poselib.estimate_absolute_pose(pixels, points, lens.camera(), options, {})
+    return pose.Rt, np.asarray(info["inliers"], dtype=bool) & np.isfinite(pose.Rt).all()
 
 
 def pose_from_pair(
@@ -102,20 +122,17 @@ def pose_from_pair(
     placed_from_world: Float64[np.ndarray, "3 4"],
 ) -> Float64[np.ndarray, "3 4"] | None:
     """Pose of a pair's second frame from two-view geometry, with the baseline from depth of the first, placed frame."""
-    rays = [
-        _camera(lens).unproject(places[index])
+    rays_i, rays_j = (
+        torch.from_numpy(lens_rays(places[index], lens))
         for lens, places, index in zip(lenses, pixels, view.matches.T, strict=True)
-    ]
-    turned = np.column_stack([rays[0], np.ones(len(rays[0]))]) @ view.j_from_i[:, :3].T
-    step = view.j_from_i[:, 3]
-    slope, offset = step[:2] - rays[1] * step[2], turned[:, :2] - rays[1] * turned[:, 2:]
-    inverse_depth = -(offset * slope).sum(1) / np.maximum((slope * slope).sum(1), 1e-18)  # at a baseline of 1
+    )
+    j_from_i = torch.from_numpy(view.j_from_i)
+    inverse_depth = triangulated_inverse_depth(j_from_i, rays_i, rays_j).numpy()  # at a baseline of 1
     baseline = inverse_depth * depth[view.matches[:, 0]]
     baseline = baseline[np.isfinite(baseline) & (baseline > 0)]
     if len(baseline) == 0:
         return None
-    turn, move = view.j_from_i[:, :3], step * np.median(baseline)
-    return np.column_stack([turn @ placed_from_world[:, :3], turn @ placed_from_world[:, 3] + move])
+    return compose(scale_translation(j_from_i, float(np.median(baseline))), torch.from_numpy(placed_from_world)).numpy()
 
 
 def estimate_focal(sightings: Sightings, lens: Lens) -> float:

@@ -14,9 +14,10 @@ from mbasfm.estimators.ransac import RansacSettings, draw_samples
 from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, homogeneous, sampson_forms
 from mbasfm.estimators.scores import SCORES, score_matrices
 from mbasfm.geometry.rigid import exp_so3, invert, transform
-from mbasfm.geometry.similarity import MIN_LENGTH, align_triples
+from mbasfm.geometry.similarity import Pairs, fit_similarity
 
 MINIMAL = 3
+MIN_LENGTH = 1e-9
 DEPTH_TOLERANCE = 8.0
 """Tolerance of projections in units of that of matches: monocular depth is rough."""
 
@@ -48,7 +49,9 @@ def estimate_metric_poses(
     triples = [points.gather(1, chosen).unflatten(1, (-1, MINIMAL)) for points in (first, second)]
     enough = known.sum(1) >= MINIMAL
     triples = [points.where(enough[:, None, None, None], torch.zeros_like(points)).nan_to_num() for points in triples]
-    poses, ratio = align_triples(*triples)
+    # The points of i are those of j times the ratio, turned and moved: neither depth is better than the other.
+    ratio, i_from_j = fit_similarity(Pairs(triples[1], triples[0]), symmetric=True)
+    poses = invert(i_from_j)
     scores = score_metric(poses, ratio, matches, first, second, settings)
     scores = scores.masked_fill(~(enough[:, None] & (ratio > MIN_LENGTH) & poses.isfinite().all(-1).all(-1)), -1)
     best, row = scores.argmax(1), torch.arange(len(scores))

@@ -18,7 +18,6 @@ from mbasfm.estimators.sampson import (
     MatchBatch,
     essential_from_pose,
     homogeneous,
-    in_front,
     minimal_poses,
     moved,
     poses_from_essential,
@@ -27,6 +26,7 @@ from mbasfm.estimators.sampson import (
     sampson_squared,
 )
 from mbasfm.estimators.scores import SCORES, ScoreName, score_matrices
+from mbasfm.geometry.epipolar import in_front
 from mbasfm.objective.distribution import Binning, fit_distribution, robust_sigma
 from mbasfm.objective.losses import fit_weights
 

@@ -1,4 +1,4 @@
-"""Epipolar geometry of many pairs at once: essential matrices and poses, Sampson distances, cheirality.
+"""Epipolar geometry of many pairs at once: essential matrices and poses, Sampson distances.
 
 The Sampson distance is a ratio of forms that are linear in E and in E's products, so that all hypotheses meet all
 matches of a pair in two matrix products.
@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mbasfm.geometry.epipolar import in_front
 from mbasfm.geometry.rigid import exp_so3, skew
 
 TINY = 1e-20
@@ -156,19 +157,6 @@ def poses_from_essential(essential: Float[Tensor, "*B 3 3"]) -> Float[Tensor, "*
     rotations = torch.stack([cofactors - rest, cofactors + rest], -3).repeat_interleave(2, -3)
     translations = torch.stack([t, -t, t, -t], -2)
     return torch.cat([rotations, translations[..., None]], -1)
-
-
-def in_front(
-    j_from_i: Float[Tensor, "*B 3 4"], rays_i: Float[Tensor, "*B M 3"], rays_j: Float[Tensor, "*B M 3"]
-) -> Bool[Tensor, "*B M"]:
-    """Whether matched rays meet, or are nearest to each other, in front of both cameras."""
-    turned = rays_i @ j_from_i[..., :3].mT
-    step = j_from_i[..., None, :, 3]
-    # depth_j ray_j = depth_i turned + step: crossed with either ray, the other's depth is left.
-    between = torch.linalg.cross(turned, rays_j)
-    before_i = (between * torch.linalg.cross(rays_j, step.expand_as(rays_j))).sum(-1) > 0
-    before_j = (between * torch.linalg.cross(turned, step.expand_as(turned))).sum(-1) > 0
-    return before_i & before_j
 
 
 def minimal_poses(

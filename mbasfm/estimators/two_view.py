@@ -19,14 +19,17 @@ from mbasfm.estimators.chance import (
     chance_near_line,
     log10_false_alarms,
 )
+from mbasfm.estimators.lens_rays import lens_rays
+from mbasfm.estimators.relative import pose_by_poselib
+from mbasfm.estimators.sampson import essential_from_pose
+from mbasfm.geometry.epipolar import in_front, line_distances
 from mbasfm.geometry.fisheye import undistort_fisheye
 from mbasfm.types.cameras import Lens
 from mbasfm.types.pairs import TwoView
 
 MIN_INLIERS = 12
 MIN_INLIER_RATIO = 0.25
-MAX_ITERATIONS = 2000
-MIN_ITERATIONS = 100
+BUDGET = {"max_iterations": 2000, "min_iterations": 100, "seed": 0}
 PLANE_SHARE = 0.9
 """Share of inliers on one homography from which a pair says little about its translation."""
 RIVAL_SHARE = 0.7
@@ -92,7 +95,7 @@ def verify(
     planar = on_plane >= PLANE_SHARE
     rival = None
     if on_plane >= RIVAL_SHARE and calibrated:
-        rays = [_rays(points, lens) for points, lens in zip((straight_i, straight_j), lenses, strict=True)]
+        rays = [lens_rays(points[inliers], lens) for points, lens in zip((points_i, points_j), lenses, strict=True)]
         rival = _rival(j_from_i, homography, rays, lenses, limit)
     covisibility = (
         covered_share(pixels[0], points_i[inliers], lenses[0].size),
@@ -111,21 +114,16 @@ def inherit(found: TwoView, earlier: TwoView) -> TwoView:
 def _essential(
     points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], lenses: tuple[Lens, Lens], limit: float
 ) -> tuple[Float64[np.ndarray, "3 4"], Float64[np.ndarray, "3 3"], Bool[np.ndarray, " M"]]:
-    options = {"max_epipolar_error": limit, "max_iterations": MAX_ITERATIONS, "min_iterations": MIN_ITERATIONS}
-    pose, info = poselib.estimate_relative_pose(
-        points_i, points_j, lenses[0].camera(), lenses[1].camera(), {**options, "seed": 0}, {}
-    )
-    translation = pose.t / max(float(np.linalg.norm(pose.t)), 1e-12)
-    j_from_i = np.column_stack([pose.R, translation])
-    return j_from_i, fundamental_from_pose(j_from_i, lenses), np.asarray(info["inliers"], dtype=bool)
+    cameras = [lens.camera() for lens in lenses]
+    j_from_i, inliers = pose_by_poselib((points_i, points_j), cameras, {**BUDGET, "max_epipolar_error": limit})
+    return j_from_i, fundamental_from_pose(j_from_i, lenses), inliers
 
 
 def _fundamental(
     points_i: Float64[np.ndarray, "M 2"], points_j: Float64[np.ndarray, "M 2"], lenses: tuple[Lens, Lens], limit: float
 ) -> tuple[Float64[np.ndarray, "3 4"], Float64[np.ndarray, "3 3"], Bool[np.ndarray, " M"]]:
     del lenses
-    options = {"max_epipolar_error": limit, "max_iterations": MAX_ITERATIONS, "min_iterations": MIN_ITERATIONS}
-    matrix, info = poselib.estimate_fundamental(points_i, points_j, {**options, "seed": 0}, {})
+    matrix, info = poselib.estimate_fundamental(points_i, points_j, {**BUDGET, "max_epipolar_error": limit}, {})
     return np.full((3, 4), np.nan), np.asarray(matrix), np.asarray(info["inliers"], dtype=bool)
 
 
@@ -133,8 +131,7 @@ def fundamental_from_pose(
     j_from_i: Float64[np.ndarray, "3 4"], lenses: tuple[Lens, Lens]
 ) -> Float64[np.ndarray, "3 3"]:
     """Fundamental matrix K_j^-T [t]x R K_i^-1, without lens distortion."""
-    x, y, z = j_from_i[:, 3]
-    essential = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]]) @ j_from_i[:, :3]
+    essential = essential_from_pose(torch.from_numpy(j_from_i)).numpy()
     inverse_i, inverse_j = (np.linalg.inv(calibration_matrix(lens)) for lens in lenses)
     matrix = inverse_j.T @ essential @ inverse_i
     return matrix / max(float(np.linalg.norm(matrix)), 1e-300)
@@ -150,9 +147,7 @@ def _straighten(points: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.nd
     """Pixels without lens distortion: only then does a plane give a homography."""
     if not lens.is_fisheye and not lens.distortion.any():
         return points
-    camera = lens.camera()
-    model = poselib.Camera(camera["model"], camera["params"], camera["width"], camera["height"])
-    return model.unproject(points) * lens.focal + lens.center
+    return lens_rays(points, lens)[:, :2] * lens.focal + lens.center
 
 
 def _homography(
@@ -191,17 +186,8 @@ def _is_possible(
     j_from_i: Float64[np.ndarray, "3 4"], rays: Sequence[Float64[np.ndarray, "M 3"]], limit: float
 ) -> Bool[np.ndarray, " M"]:
     """Which rays meet, within the limit at z = 1, in front of both cameras."""
-    turned, step = rays[0] @ j_from_i[:, :3].T, j_from_i[:, 3]
-    line, between = np.cross(turned, step), np.cross(turned, rays[1])
-    distance = np.abs((line * rays[1]).sum(1)) / np.maximum(np.linalg.norm(line[:, :2], axis=1), 1e-12)
-    # depth_j ray_j = depth_i turned + step; crossed with either ray, the other's depth is left.
-    in_front_of_i = (between * np.cross(rays[1], step)).sum(1) > 0
-    in_front_of_j = (between * line).sum(1) > 0
-    return (distance < limit) & in_front_of_i & in_front_of_j
-
-
-def _rays(straight: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.ndarray, "M 3"]:
-    return np.column_stack([(straight - lens.center) / lens.focal, np.ones(len(straight))])
+    pose, first, second = map(torch.from_numpy, (j_from_i, *rays))
+    return ((line_distances(pose, first, second) < limit) & in_front(pose, first, second)).numpy()
 
 
 def covered_share(

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from mbasfm.geometry.rigid import camera_centers, compose, invert, rotation_angle
-from mbasfm.geometry.similarity import align_similarity, apply_similarity
+from mbasfm.geometry.similarity import Pairs, Similarity, apply_similarity, fit_similarity
 from mbasfm.types.cameras import Cameras
 
 DEFAULT_THRESHOLDS_DEG = (1.0, 3.0, 5.0)
@@ -225,7 +225,7 @@ def align_to_truth(
 ) -> Float[Tensor, "N 3 4"]:
     """Poses in the world of the truth, by the similarity that fits the centres of registered cameras best."""
     source, target = (camera_centers(poses)[registered] for poses in (cam_from_world, true_cam_from_world))
-    return apply_similarity(cam_from_world, *align_similarity(source, target))
+    return apply_similarity(cam_from_world, *fit_similarity(Pairs(source, target)))
 
 
 def absolute_trajectory_error(
@@ -251,8 +251,7 @@ def normalised_trajectory_error(
     centers = centers.where(registered[:, None], centers[registered][0])
     target = target - target.mean(0)
     target = target / target.norm()
-    scale, target_from_source = align_similarity(centers, target)
-    aligned = scale * centers @ target_from_source[:, :3].T + target_from_source[:, 3]
+    aligned = Similarity(*fit_similarity(Pairs(centers, target))).points(centers)
     return float((aligned - target).square().mean().sqrt())
 
 

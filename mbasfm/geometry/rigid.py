@@ -40,6 +40,11 @@ def invert(b_from_a: Float[Tensor, "*B 3 4"]) -> Float[Tensor, "*B 3 4"]:
     return torch.cat([a_from_b, -(a_from_b @ b_from_a[..., 3:])], -1)
 
 
+def scale_translation(b_from_a: Float[Tensor, "*B 3 4"], factor: float | Float[Tensor, ""]) -> Float[Tensor, "*B 3 4"]:
+    """The transform with a translation longer by a factor."""
+    return torch.cat([b_from_a[..., :3], factor * b_from_a[..., 3:]], -1)
+
+
 def transform(b_from_a: Float[Tensor, "*B 3 4"], points_a: Float[Tensor, "*B K 3"]) -> Float[Tensor, "*B K 3"]:
     """Points in the coordinates of b."""
     return points_a @ b_from_a[..., :3].mT + b_from_a[..., None, :, 3]

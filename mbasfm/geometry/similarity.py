@@ -25,7 +25,6 @@ UP_SHARE = 0.05
 CLEARLY_UP = 0.2
 ROLL = 0.05
 """Sine of the roll at which a camera begins to count less."""
-MIN_LENGTH = 1e-9
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class Similarity:
 class Pairs:
     """The same cameras in two worlds: their positions, and optionally axes that must agree."""
 
-    source: Float[Tensor, "M 3"]
-    target: Float[Tensor, "M 3"]
+    source: Float[Tensor, "*P M 3"]
+    target: Float[Tensor, "*P M 3"]
     source_axes: Float[Tensor, "M 3 3"] | None = None
     """Columns are directions."""
     target_axes: Float[Tensor, "M 3 3"] | None = None
@@ -79,25 +78,33 @@ class Pairs:
 
 
 def fit_similarity(
-    pairs: Pairs, weight: Float[Tensor, "*B M"], axes_weight: Float[Tensor, "*B M"]
+    pairs: Pairs,
+    weight: Float[Tensor, "*W M"] | None = None,
+    axes_weight: Float[Tensor, "*W M"] | None = None,
+    symmetric: bool = False,
 ) -> tuple[Float[Tensor, "*B"], Float[Tensor, "*B 3 4"]]:
-    """The similarity with the least squares sum w |y - (s R x + t)|^2 + v |B - R A|^2, and for batches of weights.
+    """Scale and rigid part of the similarity with the least squares sum w |y - (s R x + t)|^2 + v |B - R A|^2.
 
-    S. Umeyama, PAMI 1991, with weights; given s the axes only add to the covariance whose polar factor is R.
+    S. Umeyama, PAMI 1991, with weights; given s the axes only add to the covariance whose polar factor is R. Batches of
+    positions, or of weights, give batches of similarities. Errors in x make the scale of least squares too small; the
+    ``symmetric`` one, the ratio of both spreads, is exactly inverse if source and target change places (B. Horn, JOSA
+    1987), and is for positions without axes.
     """
+    weight = torch.ones_like(pairs.source[..., 0]) if weight is None else weight
     total = weight.sum(-1, keepdim=True).clamp_min(1e-300)
     means = [(weight[..., None] * points).sum(-2) / total for points in (pairs.source, pairs.target)]
     x, y = (points - mean[..., None, :] for points, mean in zip((pairs.source, pairs.target), means, strict=True))
     covariance = torch.einsum("...m,...mi,...mj->...ij", weight, y, x)
-    axes = torch.zeros_like(covariance)
-    if pairs.source_axes is not None and pairs.target_axes is not None:
-        turns = pairs.target_axes @ pairs.source_axes.mT
-        axes = torch.einsum("...m,mij->...ij", axes_weight, turns)
     spread_x, spread_y = ((weight * points.square().sum(-1)).sum(-1).clamp_min(1e-300) for points in (x, y))
-    scale = (spread_y / spread_x).sqrt()
-    for _ in range(3):
-        rotation = orthonormalize(scale[..., None, None] * covariance + axes)
-        scale = (rotation * covariance).sum((-1, -2)) / spread_x
+    ratio = (spread_y / spread_x).sqrt()
+    rotation = orthonormalize(covariance)
+    scale = ratio if symmetric else (rotation * covariance).sum((-1, -2)) / spread_x
+    if pairs.source_axes is not None and pairs.target_axes is not None and axes_weight is not None:
+        axes = torch.einsum("...m,mij->...ij", axes_weight, pairs.target_axes @ pairs.source_axes.mT)
+        scale = ratio
+        for _ in range(3):
+            rotation = orthonormalize(scale[..., None, None] * covariance + axes)
+            scale = (rotation * covariance).sum((-1, -2)) / spread_x
     translation = means[1] - scale[..., None] * (rotation @ means[0][..., None]).squeeze(-1)
     return scale, torch.cat([rotation, translation[..., None]], -1)
 
@@ -198,39 +205,6 @@ def turn_to_z(up: Float[Tensor, " 3"]) -> Float[Tensor, "3 3"]:
     turn = 2 * torch.outer(middle, middle) - torch.eye(3, dtype=up.dtype)
     flip = 2 * torch.outer(up, up) - torch.eye(3, dtype=up.dtype)
     return turn @ flip
-
-
-def align_triples(
-    source: Float[Tensor, "*B 3 3"], target: Float[Tensor, "*B 3 3"]
-) -> tuple[Float[Tensor, "*B 3 4"], Float[Tensor, "*B"]]:
-    """Pose (R, t) and factor s with s target = R source + t in the least-squares sense, for rows of three points."""
-    mean_source, mean_target = source.mean(-2, keepdim=True), target.mean(-2, keepdim=True)
-    centered_source, centered_target = source - mean_source, target - mean_target
-    rotation = orthonormalize(centered_target.mT @ centered_source)
-    factor = centered_source.flatten(-2).norm(dim=-1) / centered_target.flatten(-2).norm(dim=-1).clamp_min(MIN_LENGTH)
-    translation = factor[..., None] * mean_target.squeeze(-2) - (rotation @ mean_source.mT).squeeze(-1)
-    return torch.cat([rotation, translation[..., None]], -1), factor
-
-
-def align_similarity(
-    source: Float[Tensor, "M 3"], target: Float[Tensor, "M 3"]
-) -> tuple[Float[Tensor, ""], Float[Tensor, "3 4"]]:
-    """Scale s and rigid transform (R, t) that minimise sum |target - (s R source + t)|^2.
-
-    S. Umeyama, "Least-squares estimation of transformation parameters between two point patterns", PAMI 1991.
-    Returns (s, target_from_source) with the scale kept apart from the rotation.
-    """
-    source_mean, target_mean = source.mean(0), target.mean(0)  # Eq. 34, 35
-    centered = source - source_mean
-    variance = centered.square().sum(-1).mean()  # Eq. 36
-    covariance = (target - target_mean).T @ centered / len(source)  # Eq. 38
-    u, d, vt = torch.linalg.svd(covariance)
-    sign = torch.ones(3, dtype=source.dtype, device=source.device)
-    sign[2] = torch.linalg.det(u @ vt).sign()  # Eq. 39, 43: a reflection is not a rotation
-    rotation = (u * sign) @ vt  # Eq. 40
-    scale = (d * sign).sum() / variance.clamp_min(torch.finfo(source.dtype).tiny)  # Eq. 42
-    translation = target_mean - scale * (rotation @ source_mean)  # Eq. 41
-    return scale, torch.cat([rotation, translation[:, None]], -1)
 
 
 def apply_similarity(

@@ -207,9 +207,9 @@ def _nerfstudio_frame(content: Mapping[str, Any], frame: object, place: str) -> 
     if not isinstance(frame, dict) or not isinstance(frame.get("file_path"), str):
         raise InputError(f'{place}: no "file_path"; each frame needs one, and a "transform_matrix"')
     matrix = _matrix(frame.get("transform_matrix"), (3, 4), (4, 4), f"{place}, transform_matrix")
-    rotation, centre = nearest_rotation(matrix[:3, :3] * OPENGL_FROM_OPENCV, place), matrix[:3, 3]
+    world_from_cam = np.column_stack([matrix[:3, :3] * OPENGL_FROM_OPENCV, matrix[:3, 3]])
     name = PurePosixPath(frame["file_path"]).as_posix()
-    return name, np.column_stack([rotation.T, -rotation.T @ centre]), _nerfstudio_camera({**content, **frame}, place)
+    return name, invert_pose(world_from_cam, place), _nerfstudio_camera({**content, **frame}, place)
 
 
 def _nerfstudio_camera(values: Mapping[str, Any], place: str) -> StoredCamera | None:
@@ -248,6 +248,12 @@ def _matrix(value: object, shape: tuple[int, ...], other: tuple[int, ...], place
     if matrix.shape not in (shape, other) or not np.isfinite(matrix).all():
         raise InputError(f"{place}: must be {wanted} finite numbers")
     return matrix
+
+
+def invert_pose(world_from_cam: Float64[np.ndarray, "r 4"], place: str) -> Float64[np.ndarray, "3 4"]:
+    """Pose cam_from_world of a matrix in a file."""
+    rotation, center = nearest_rotation(world_from_cam[:3, :3], place), world_from_cam[:3, 3]
+    return np.column_stack([rotation.T, -rotation.T @ center])
 
 
 def nearest_rotation(matrix: Float64[np.ndarray, "3 3"], place: str) -> Float64[np.ndarray, "3 3"]:
@@ -297,12 +303,10 @@ def _trajectory_rows(path: Path) -> Iterator[tuple[str | None, Float64[np.ndarra
             raise InputError(f"{place}: {COLUMNS} ({line!r})")
         values = np.array(numbers, dtype=np.float64)
         if is_kitti:
-            matrix = values.reshape(3, 4)
-            rotation, centre = nearest_rotation(matrix[:, :3], place), matrix[:, 3]
+            world_from_cam = values.reshape(3, 4)
         else:
-            pose = pose_from_quaternion(values[3:].tolist(), values[:3].tolist(), place)
-            rotation, centre = pose[:, :3], pose[:, 3]
-        yield first, np.column_stack([rotation.T, -rotation.T @ centre])
+            world_from_cam = pose_from_quaternion(values[3:].tolist(), values[:3].tolist(), place)
+        yield first, invert_pose(world_from_cam, place)
 
 
 def _is_number_word(text: str) -> bool:

@@ -74,18 +74,13 @@ def match_queries(
     """Match every query with its neighbours in the map, turned by quarter turns where upright finds little."""
     how = num_neighbours, max_error_px
     queries = _match(prepared, photos, lenses, *how, 0)
-    for turns in QUARTER_TURNS if all(_can_turn(index) for index in prepared.indexes) else ():
+    for turns in QUARTER_TURNS if all(index.matcher.looks_at_images for index in prepared.indexes) else ():
         weak = [number for number, query in enumerate(queries) if query.num_verified < FEW_INLIERS]
         again = [queries[number].photo for number in weak]
         turned = _match(prepared, again, [lenses[number] for number in weak], *how, turns)
         for number, query in zip(weak, turned, strict=True):
             queries[number] = max(queries[number], query, key=lambda item: item.num_verified)
     return queries
-
-
-def _can_turn(index: Index) -> bool:
-    """Whether a photograph can be described again when turned: not if its features come from files."""
-    return not hasattr(index.matcher, "pairs")
 
 
 def _match(
@@ -158,24 +153,13 @@ def _verified(query: Query, prepared: PreparedMap, lens: Lens, max_error_px: flo
     frames = sorted(query.matches, key=lambda frame: -len(query.matches[frame]))[:NUM_VERIFIED]
     pixels, views = query.pixels.astype(np.float64), list[tuple[int, TwoView]]()
     for frame in frames:
-        ends = lens_of(prepared, frame), lens
+        ends = prepared.cameras.intrinsics.lens(frame), lens
         places = prepared.keypoints[frame].pixels.astype(np.float64), pixels
         matches = np.ascontiguousarray(query.matches[frame][:, ::-1])
         view = verify((0, 1), places, matches, ends, max_error_px, bool(np.isfinite(lens.focal).all()))
         views += [] if view is None else [(frame, view)]
     views.sort(key=lambda item: -item[1].num_inliers)
     return replace(query, views=tuple(view for _, view in views), frames=tuple(frame for frame, _ in views))
-
-
-def lens_of(prepared: PreparedMap, frame: int) -> Lens:
-    """Lens of a frame of the map."""
-    intrinsics = prepared.cameras.intrinsics
-    return Lens(
-        intrinsics.focal[frame].numpy(),
-        intrinsics.center[frame].numpy(),
-        intrinsics.distortion[frame].numpy(),
-        intrinsics.sizes[frame].numpy(),
-    )
 
 
 def match_each_other(

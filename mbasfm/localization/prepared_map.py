@@ -278,7 +278,7 @@ def posed_view(
     near = matches[line_distances_px(cameras, ends, pixels) < max_error_px]
     if len(near) < MIN_MATCHES:
         return None
-    return TwoView(*ends, near, np.eye(4)[:3], np.eye(3), False, 0.0, len(near) / len(matches), (1.0, 1.0))
+    return TwoView.of_matches(*ends, near, len(near) / len(matches))
 
 
 def _points(cameras: Cameras, frame: int, keypoints: Keypoints) -> Float64[np.ndarray, "A 3"]:

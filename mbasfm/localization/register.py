@@ -191,7 +191,7 @@ class _Problem:
         self._row = {frame: row for row, frame in enumerate(self._frames)}
         first = len(self._frames)
         self._views = [
-            _view(self._row[frame], first + place, pairs)
+            TwoView.of_matches(self._row[frame], first + place, pairs)
             for place, found in enumerate(matches)
             for frame, pairs in found.items()
         ]
@@ -242,7 +242,7 @@ class _Problem:
             near = line_distances_px(cameras, ends, pixels) < ROUGH_FACTOR * self._settings.max_error_px
             near &= has_depth[a][matches[:, 0]] ^ has_depth[b][matches[:, 1]]
             if near.any():
-                views.append(_view(*ends, matches[near]))
+                views.append(TwoView.of_matches(*ends, matches[near]))
         return views
 
 
@@ -281,11 +281,6 @@ def stretch(cameras: Cameras, samples: Samples) -> float:
         whole.append(isotropic(block).squared.sqrt().flatten())
         across.append(split(block, 1.0, depth_error.expand(len(block.raw), 1)).across.abs().flatten())
     return float(torch.cat(whole).nanmedian() / torch.cat(across).nanmedian().clamp_min(1e-6))
-
-
-def _view(i: int, j: int, matches: Int64[np.ndarray, "_ 2"]) -> TwoView:
-    """Pair of which only the matches count."""
-    return TwoView(i, j, matches, np.eye(4)[:3], np.eye(3), False, 0.0, 1.0, (1.0, 1.0))
 
 
 def _columns(samples: Samples) -> tuple[Tensor, Tensor, Tensor]:

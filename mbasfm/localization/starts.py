@@ -6,7 +6,7 @@ import numpy as np
 
 from mbasfm.estimators.absolute import estimate_focal, pose_from_pair, with_focal
 from mbasfm.estimators.focal_votes import FALLBACK_FOCAL
-from mbasfm.localization.match_queries import Query, lens_of
+from mbasfm.localization.match_queries import Query
 from mbasfm.localization.prepared_map import PreparedMap
 from mbasfm.localization.register import Unknown
 from mbasfm.types.cameras import Lens
@@ -34,6 +34,7 @@ def unknown_of(prepared: PreparedMap, query: Query, lens: Lens, is_known: bool) 
             pixels = keypoints.pixels.astype(np.float64), query.pixels.astype(np.float64)
             placed = prepared.cameras.cam_from_world[frame].numpy()
             depth = keypoints.raw_depth.astype(np.float64)
-            pose = pose_from_pair(view, pixels, (lens_of(prepared, frame), lens), depth, placed)
+            lenses = prepared.cameras.intrinsics.lens(frame), lens
+            pose = pose_from_pair(view, pixels, lenses, depth, placed)
             starts += [] if pose is None else [pose]
     return Unknown(query.pixels, query.sightings(prepared), lens, tuple(starts), is_known)

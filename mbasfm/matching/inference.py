@@ -91,7 +91,7 @@ def estimate_depths(
 def _estimate_each(
     photos: Sequence[Photo], model: DepthModel, cache: Cache, min_confidence: float
 ) -> Iterator[DepthEstimate | InputError]:
-    step = getattr(model, "batch_size", 1)
+    step = model.batch_size
     for start in range(0, len(photos), step):
         keys = {photo: depth_key(photo, model) for photo in photos[start : start + step]}
         ready = _estimate_together([photo for photo in keys if not cache.has(keys[photo])], model) if step > 1 else {}
@@ -110,11 +110,10 @@ def _estimate_each(
 
 def depth_key(photo: Photo, model: DepthModel) -> str:
     """Cache key of a photograph's depth."""
-    content = getattr(model, "content_of", lambda photo: "")(photo)
-    return f"depth-2|{model.key}|{photo.digest}|{content}"
+    return f"depth-2|{model.key}|{photo.digest}|{model.content_of(photo)}"
 
 
-def _estimate_together(photos: Sequence[Photo], model: Any) -> dict[Photo, DepthEstimate]:
+def _estimate_together(photos: Sequence[Photo], model: DepthModel) -> dict[Photo, DepthEstimate]:
     """Depth of several photographs at once; empty if one fails, which is then found one by one."""
     if not photos:
         return {}

@@ -188,16 +188,16 @@ def _chosen(kind: Kind, spec: str) -> str:
     return spec
 
 
-def warn_if_slow(photos: Sequence[Photo], model: Any) -> None:
+def warn_if_slow(photos: Sequence[Photo], model: DepthModel) -> None:
     """Tell the user how long a large network will take on the CPU, before it starts."""
-    if hasattr(model, "cpu_seconds"):
+    if model.cpu_seconds:
         left = sum(not active_cache().has(depth_key(photo, model)) for photo in photos)
         _announce(f"Depth from {model.name}", model.cpu_seconds, left, "photographs")
 
 
 def warn_if_pairs_are_slow(pairs: Pairs, photos: Sequence[Photo], matcher: Any) -> None:
     """Tell the user how long a network will take to match on the CPU, before it starts."""
-    if hasattr(matcher, "cpu_seconds"):
+    if matcher.cpu_seconds:
         key = drawn_key if isinstance(matcher, ImageMatcher) else match_key
         left = sum(not active_cache().has(key(matcher, photos[i], photos[j])) for i, j in pairs.tolist())
         _announce(f"Matching by {matcher.name}", matcher.cpu_seconds, left, "pairs")
@@ -229,7 +229,7 @@ def _choose_pairs(
     if wanted.given is not None:
         return wanted.given, Reason(PairChoice.LISTED, (wanted.mode,))
     names = [photo.name for photo in photos]
-    given = getattr(matcher, "pairs", lambda: None)()
+    given = matcher.pairs()
     if given is not None:
         number = {name: index for index, name in enumerate(names)}
         known = {tuple(sorted((number[a], number[b]))) for a, b in given if a in number and b in number}

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
-from mbasfm.errors import MBAError, ModelNotFoundError
+from mbasfm.errors import InputError, MBAError, ModelNotFoundError
+from mbasfm.models.base import DepthModel, ImageMatcher, Matcher
 from mbasfm.models.weights import is_online
 
 Kind = Literal["depth", "matcher"]
+PROTOCOLS: dict[Kind, tuple[type, ...]] = {"depth": (DepthModel,), "matcher": (Matcher, ImageMatcher)}
 JOINT = re.compile(r"\+(?=\w+(?::|\+|$))")
 """A plus before the name of a model; one inside a path is part of it."""
 
@@ -114,7 +116,13 @@ def load_model(kind: Kind, spec: str) -> Any:
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise ModelNotFoundError(f"no {kind} model named {name!r}; {hint}installed: {', '.join(sorted(known))}")
-    return known[name].load()(argument)
+    model = known[name].load()(argument)
+    if not isinstance(model, PROTOCOLS[kind]):
+        names = " or ".join(protocol.__name__ for protocol in PROTOCOLS[kind])
+        raise InputError(
+            f"the {kind} model {name} lacks a part of mbasfm.models.base.{names}; derive its class from it"
+        )
+    return model
 
 
 @dataclass(frozen=True)
@@ -140,8 +148,7 @@ def list_models() -> list[ModelRow]:
         for name, point in sorted(installed(kind).items()):
             try:
                 model = point.load()
-                facts = (str(getattr(model, fact, "")) for fact in ("download", "memory"))
-                rows.append(ModelRow(kind, name, getattr(model, "licence", "?"), model.missing(), *facts))
-            except (ImportError, MBAError) as error:
+                rows.append(ModelRow(kind, name, model.licence, model.missing(), model.download, model.memory))
+            except (ImportError, AttributeError, MBAError) as error:
                 rows.append(ModelRow(kind, name, "?", str(error)))
     return rows

@@ -57,7 +57,7 @@ def _with_more(
     )
     relative = compose(cameras.cam_from_world[view.j], invert(cameras.cam_from_world[view.i]))
     focal = cameras.intrinsics.reference_focal[view.j]
-    near = (epipolar_lines(rays_i, relative) * focal @ rays_j.T).abs() < max_error_px
+    near = (epipolar_lines(relative, rays_i) * focal @ rays_j.T).abs() < max_error_px
     found = mutual_nearest(descriptors[view.i], descriptors[view.j], RATIO, MIN_SIMILARITY, near).indices
     return replace(view, matches=_join(view.matches, found))
 

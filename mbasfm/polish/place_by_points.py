@@ -8,20 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import poselib
 import pycolmap
 from jaxtyping import Float64, Int64
 
+from mbasfm.estimators.absolute import POSE_POINTS, Sightings, pose_from_points
 from mbasfm.estimators.chance import MAX_LOG10_FALSE_ALARMS, log10_false_alarms
 from mbasfm.estimators.two_view import covered_share, fundamental_from_pose
 from mbasfm.types.cameras import Lens
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MIN_INLIERS = 8
-POSE_POINTS = 3
 MAX_ERROR_PX = 6.0
 """Of a 3D point in the new frame [px at a long side of 1024]."""
-OPTIONS = {"max_iterations": 5000, "min_iterations": 200, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -41,35 +39,30 @@ def place_by_points(
     lenses: Sequence[Lens],
 ) -> RegisteredFrame | None:
     """Pose of a frame from its matches (own keypoint, other's keypoint) with frames of the model, if there is one."""
-    own, other_frame, other, points = _correspondences(model, matches)
-    if len(own) < MIN_INLIERS:
+    seen = _sightings(model, matches, keypoints[frame])
+    if len(seen) < MIN_INLIERS:
         return None
     lens = lenses[frame]
-    limit = MAX_ERROR_PX * lens.px_per_reference_px
-    pixels = keypoints[frame].pixels[own].astype(np.float64)
-    pose, info = poselib.estimate_absolute_pose(
-        pixels, points, lens.camera(), {**OPTIONS, "max_reproj_error": limit}, {}
-    )
-    inliers = np.asarray(info["inliers"], dtype=bool)
-    distinct = len(np.unique(own[inliers]))
-    chance = np.pi * limit**2 / float(np.prod(lens.size))
-    alarms = log10_false_alarms(len(np.unique(own)), distinct, POSE_POINTS, chance)
-    if distinct < MIN_INLIERS or alarms > MAX_LOG10_FALSE_ALARMS or not np.isfinite(pose.Rt).all():
+    pose, inliers = pose_from_points(seen.pixels, seen.points, lens, MAX_ERROR_PX)
+    distinct = len(np.unique(seen.own[inliers]))
+    chance = np.pi * (MAX_ERROR_PX * lens.px_per_reference_px) ** 2 / float(np.prod(lens.size))
+    alarms = log10_false_alarms(len(np.unique(seen.own)), distinct, POSE_POINTS, chance)
+    if distinct < MIN_INLIERS or alarms > MAX_LOG10_FALSE_ALARMS:
         return None
     views = []
-    for neighbour in np.unique(other_frame[inliers]).tolist():
-        chosen = inliers & (other_frame == neighbour)
-        pairs = np.column_stack([own[chosen], other[chosen]])
-        other_from_frame = model.images[neighbour + 1].cam_from_world() * pycolmap.Rigid3d(pose.Rt).inverse()
+    for neighbour in np.unique(seen.frame[inliers]).tolist():
+        chosen = seen.take(inliers & (seen.frame == neighbour))
+        pairs = np.column_stack([chosen.own, chosen.theirs])
+        other_from_frame = model.images[neighbour + 1].cam_from_world() * pycolmap.Rigid3d(pose).inverse()
         view = _view((frame, neighbour), pairs, other_from_frame, keypoints, lenses)
         views.append(replace(view, log10_false_alarms=alarms))
-    return RegisteredFrame(frame, pose.Rt, views)
+    return RegisteredFrame(frame, pose, views)
 
 
-def _correspondences(
-    model: pycolmap.Reconstruction, matches: Mapping[int, Int64[np.ndarray, "M 2"]]
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Own keypoint, other frame, its keypoint and the 3D point there, for all matches that lead to a point."""
+def _sightings(
+    model: pycolmap.Reconstruction, matches: Mapping[int, Int64[np.ndarray, "_ 2"]], keypoints: Keypoints
+) -> Sightings:
+    """All matches of a frame that lead to a 3D point."""
     rows: list[tuple[int, int, int]] = []
     points: list[np.ndarray] = []
     for neighbour, pairs in matches.items():
@@ -81,8 +74,9 @@ def _correspondences(
             if observation.has_point3D():
                 rows.append((mine, neighbour, theirs))
                 points.append(model.points3D[observation.point3D_id].xyz)
-    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2], np.array(points, dtype=np.float64).reshape(-1, 3)
+    own, frame, theirs = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    pixels = keypoints.pixels[own].astype(np.float64)
+    return Sightings(own, frame, theirs, pixels, np.array(points, dtype=np.float64).reshape(-1, 3))
 
 
 def _view(
@@ -103,4 +97,5 @@ def _view(
         for f, m in zip((i, j), matches.T, strict=True)
     ]
     fundamental = fundamental_from_pose(j_from_i, (lenses[i], lenses[j]))
-    return TwoView(i, j, matches, j_from_i, fundamental, False, 0.0, 1.0, (shares[0], shares[1]))
+    view = TwoView.of_matches(i, j, matches)
+    return replace(view, j_from_i=j_from_i, fundamental=fundamental, covisibility=(shares[0], shares[1]))

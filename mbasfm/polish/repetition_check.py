@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from mbasfm.estimators.two_view import GRID, MIN_INLIERS
 from mbasfm.geometry.camera import unit_rays
+from mbasfm.geometry.epipolar import triangulated_inverse_depth
 from mbasfm.geometry.rigid import compose, invert
 from mbasfm.objective.distribution import MAD_TO_SIGMA
 from mbasfm.polish.keypoint_depth import gather, inverse_depths
@@ -64,12 +65,9 @@ def _agrees(
     ]
     expected = torch.from_numpy(gather(inverse_depths(keypoints, cameras), ends[:, 0], matches[:, 0]))
     relative = compose(cameras.cam_from_world[target], invert(cameras.cam_from_world[source]))
-    turned = torch.einsum("mij,mj->mi", relative[:, :, :3], rays[0])
-    # turned + q step is parallel to the target's ray: q is the inverse depth in the source.
-    step = torch.linalg.cross(rays[1], relative[:, :, 3])
-    found = -(torch.linalg.cross(rays[1], turned) * step).sum(-1) / (step * step).sum(-1).clamp_min(1e-30)
+    found = triangulated_inverse_depth(relative, rays[0][:, None], rays[1][:, None])[:, 0]
     focal = cameras.intrinsics.reference_focal[target]
-    parallax_px = focal * expected * step.norm(dim=-1)
+    parallax_px = focal * expected * torch.linalg.cross(rays[1], relative[:, :, 3]).norm(dim=-1)
     error = (found / expected).clamp_min(FARTHEST).log().numpy()
     sizes = cameras.intrinsics.sizes[source].numpy()
     column, row = np.clip((pixels[0] / sizes * GRID).astype(np.int64), 0, GRID - 1).T

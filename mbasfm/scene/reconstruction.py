@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int64, UInt8
 from torch import Tensor
 
 from mbasfm.scene.undistort import is_distorted, undistort_model
-from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.outcome import RunReport, Sigma
 from mbasfm.types.pairs import PoseGraph
 
@@ -21,7 +21,8 @@ from mbasfm.types.pairs import PoseGraph
 class Reconstruction:
     """Camera poses of a set of photographs."""
 
-    frames: Frames
+    names: tuple[str, ...]
+    """Paths of the photographs, relative to their folder; frame n is the n-th."""
     graph: PoseGraph
     cameras: Cameras
     registered: Bool[Tensor, " N"]

@@ -19,7 +19,7 @@ from mbasfm.scene.reconstruction import Reconstruction, color_points
 from mbasfm.sfm.outcome import component_row, find_reasons, has_parallax, image_rows
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, lenses_of
-from mbasfm.types.cameras import Cameras, Frames
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import ImageRow, NotPolished, Reason, RunReport
 from mbasfm.types.pairs import TwoView
@@ -69,13 +69,13 @@ def finish(
     for item in finished:
         color_points(item.model, observations.colors)
     component = find_components(kept, count)
-    frames = Frames(tuple(photo.name for photo in observations.photos), start.intrinsics.sizes, start.intrinsics.group)
+    names = tuple(photo.name for photo in observations.photos)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
     rows = image_rows(observations, component, reasons, adjustment)
     report = RunReport(rows, tuple(component_row(item) for item in finished))
     _tell(rows, len(finished))
     models = tuple(item.model for item in finished)
-    return Reconstruction(frames, pose_graph(kept), cameras, registered, numbers, models, report)
+    return Reconstruction(names, pose_graph(kept), cameras, registered, numbers, models, report)
 
 
 def _tell(rows: Sequence[ImageRow], num_components: int) -> None:

@@ -142,9 +142,7 @@ def focal_source(start: StartIntrinsics, frame: int, from_depth: bool) -> FocalS
 
 def lenses_of(intrinsics: Intrinsics) -> list[Lens]:
     """One lens per frame."""
-    rows = zip(intrinsics.focal, intrinsics.center, intrinsics.distortion, intrinsics.sizes, strict=True)
-    lenses = [Lens(*(value.numpy() for value in row)) for row in rows]
-    return [replace(lens, is_fisheye=f) for lens, f in zip(lenses, intrinsics.fisheye.tolist(), strict=True)]
+    return [intrinsics.lens(frame) for frame in range(len(intrinsics.focal))]
 
 
 def with_searched_focal(start: StartIntrinsics, views: Sequence[TwoView]) -> StartIntrinsics:

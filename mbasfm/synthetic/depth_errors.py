@@ -44,9 +44,6 @@ class DepthError:
     """Standard deviation of an independent relative error of each pixel."""
 
 
-EXACT_DEPTH = DepthError(scale=0.0, shift=0.0, smooth=0.0, edge_blur_px=0.0, outliers=0.0, noise=0.0)
-
-
 def draw_depth_affine(scene: Scene, cameras: Cameras, error: DepthError, seed: int, disparity: bool = False) -> Cameras:
     """The cameras with the scale and shift that correct each frame's observed depth (or disparity)."""
     frame = torch.arange(cameras.num_frames)

@@ -41,9 +41,6 @@ class MatchError:
     """Share of an edge's matches that are off by one common offset, as where a facade repeats its windows."""
 
 
-EXACT_MATCH = MatchError(noise_px=0.0, outliers=0.0, repeated=0.0)
-
-
 @dataclass(frozen=True)
 class Settings:
     """What kind of problem to make."""

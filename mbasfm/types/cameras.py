@@ -12,18 +12,6 @@ REFERENCE_LONG_SIDE = 1024.0
 
 
 @dataclass(frozen=True)
-class Frames:
-    """Names, sizes and camera groups of the images; their pixels stay on disk."""
-
-    names: tuple[str, ...]
-    """N paths, relative to the image folder."""
-    sizes: Int[Tensor, "N 2"]
-    """Width, height [px]."""
-    group: Int[Tensor, " N"]
-    """Frames with the same number were taken by the same camera."""
-
-
-@dataclass(frozen=True)
 class Intrinsics:
     """Pinhole cameras with COLMAP's OPENCV distortion, or its OPENCV_FISHEYE, one row per frame."""
 
@@ -54,6 +42,12 @@ class Intrinsics:
     def is_straight(self) -> bool:
         """Whether all lenses are free of distortion."""
         return not bool(self.distortion.any() or self.fisheye.any())
+
+    def lens(self, frame: int) -> "Lens":
+        """Intrinsics of one frame."""
+        columns = self.focal, self.center, self.distortion, self.sizes
+        focal, center, distortion, size = (column[frame].numpy() for column in columns)
+        return Lens(focal, center, distortion, size, bool(self.fisheye[frame]))
 
     @staticmethod
     def pinhole(focal: Float[Tensor, " N"], sizes: Int[Tensor, "N 2"], group: Int[Tensor, " N"]) -> "Intrinsics":

@@ -42,6 +42,11 @@ class TwoView:
     rival: Float64[np.ndarray, "3 4"] | None = None
     """Alternative to j_from_i: two poses explain the image of one plane equally well."""
 
+    @staticmethod
+    def of_matches(i: int, j: int, matches: Int64[np.ndarray, "M 2"], inlier_ratio: float = 1.0) -> "TwoView":
+        """A pair of which only the matches count: no pose was estimated, and the identity stands in for it."""
+        return TwoView(i, j, matches, np.eye(4)[:3], np.eye(3), False, 0.0, inlier_ratio, (1.0, 1.0))
+
     @property
     def num_inliers(self) -> int:
         """Number of matches that agree."""

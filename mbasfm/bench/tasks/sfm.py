@@ -120,8 +120,8 @@ def run_ours(assignment: Assignment) -> tuple[Poses, dict[str, float]]:
     source.write_text("".join(f"{path}\n" for path in assignment.paths))
     progress = Progress()
     result = reconstruct(source, None, Config(**settings), cache=assignment.cache / "ours", progress=progress)
-    entry_of = join_names(result.frames.names, assignment.paths).entry_of
-    row_of = {name: row for row, name in enumerate(result.frames.names)}
+    entry_of = join_names(result.names, assignment.paths).entry_of
+    row_of = {name: row for row, name in enumerate(result.names)}
     poses: Poses = {}
     for name, photo in zip([*scene.names, *job.strangers], assignment.paths, strict=True):
         row = row_of.get(entry_of.get(photo, ""))

@@ -23,8 +23,9 @@ from mbasfm.bench.tasks.base import Outcome
 from mbasfm.bench.tasks.pair_sets import PairSet, load_pair_set
 from mbasfm.datasets.pair_lists import PairSets
 from mbasfm.errors import InputError
-from mbasfm.estimators.peers import RivalName, estimate_by_rival
-from mbasfm.estimators.ransac import PAPER_BUDGET, RansacSettings, estimate_poses, minimal_hypotheses
+from mbasfm.estimators.ransac import PAPER_BUDGET, RansacSettings, minimal_hypotheses
+from mbasfm.estimators.relative import Method as EstimatorName
+from mbasfm.estimators.relative import estimate_relative_poses
 from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, sampson_forms, sampson_squared
 from mbasfm.estimators.scores import SCORES, ScoreName
 from mbasfm.evaluation.metrics import PairErrors, auc, recall_curve, relative_errors
@@ -177,13 +178,8 @@ def _mean_auc(errors: Sequence[float]) -> float:
 # Methods
 
 
-def _ours(settings: RansacSettings, matches: MatchBatch, tau_px: float, seed: int) -> Estimate:
-    found = estimate_poses(matches, replace(settings, tau_px=tau_px, seed=seed))
-    return Estimate(found.j_from_i, found.found)
-
-
-def _rival(name: RivalName, matches: MatchBatch, tau_px: float, seed: int) -> Estimate:
-    found = estimate_by_rival(matches, name, tau_px, seed)
+def _ransac(name: EstimatorName, settings: RansacSettings, matches: MatchBatch, tau_px: float, seed: int) -> Estimate:
+    found = estimate_relative_poses(matches, name, replace(settings, tau_px=tau_px, seed=seed))
     return Estimate(found.j_from_i, found.found)
 
 
@@ -198,10 +194,10 @@ def _score(name: ScoreName, matches: MatchBatch, tau_px: float, seed: int) -> Es
 
 
 METHODS: dict[str, Method] = {
-    "ours": partial(_ours, RansacSettings()),
-    "ours-64": partial(_ours, PAPER_BUDGET),
-    "ours-64-unrefined": partial(_ours, replace(PAPER_BUDGET, candidates=0)),
-    "magsac": partial(_rival, "magsac"),
-    "poselib": partial(_rival, "poselib"),
+    "ours": partial(_ransac, "ours", RansacSettings()),
+    "ours-64": partial(_ransac, "ours", PAPER_BUDGET),
+    "ours-64-unrefined": partial(_ransac, "ours", replace(PAPER_BUDGET, candidates=0)),
+    "magsac": partial(_ransac, "magsac", RansacSettings()),
+    "poselib": partial(_ransac, "poselib", RansacSettings()),
 }
 METHODS |= {f"score-{name}": partial(_score, name) for name in SCORES}

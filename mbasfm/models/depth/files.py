@@ -10,13 +10,14 @@ from mbasfm.errors import InputError
 from mbasfm.geometry.focal import focal_from_points
 from mbasfm.io.arrays import read_array, read_arrays
 from mbasfm.io.images import is_plausible
+from mbasfm.models.base import DepthModel
 from mbasfm.types.photos import RGB, DepthEstimate, Photo
 
 SUFFIXES = (".npy", ".npz", ".png", ".exr", ".tif", ".tiff")
 MILLIMETRE = 1e-3
 
 
-class FilesDepth:
+class FilesDepth(DepthModel):
     """``files:DIR`` reads depth, ``files:DIR?disparity`` disparity.
 
     npy: an array; npz: its entry ``depth`` or ``disparity``, or its only one; 16-bit PNG: millimetres, 0 for unknown;
@@ -25,6 +26,7 @@ class FilesDepth:
     npz, an incidence field, beside depth or disparity.
     """
 
+    name, looks_at_images = "files", False
     licence = "that of your files"
 
     def __init__(self, argument: str = ""):
@@ -35,11 +37,6 @@ class FilesDepth:
         if not self.folder.is_dir():
             raise InputError(f"files:{argument}: {self.folder} is not a folder; give the folder with the depth maps")
         self.key = f"files-1-{kind or 'depth'}-{self.folder.resolve()}"
-
-    @staticmethod
-    def missing() -> str:
-        """Always empty: it needs only a folder as argument."""
-        return ""
 
     def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:
         """Read the map of a photograph."""

@@ -2,22 +2,19 @@
 
 import numpy as np
 
+from mbasfm.models.base import DepthModel
 from mbasfm.types.photos import RGB, DepthEstimate, Photo
 
 
-class FlatDepth:
+class FlatDepth(DepthModel):
     """A fronto-parallel wall."""
 
+    name = "flat"
     licence = "Apache-2.0"
     key = "flat-1"
 
     def __init__(self, argument: str = ""):
         del argument
-
-    @staticmethod
-    def missing() -> str:
-        """Always empty: it needs nothing."""
-        return ""
 
     def estimate(self, photo: Photo, image: RGB) -> DepthEstimate:
         """Disparity 1 everywhere."""

@@ -1,6 +1,6 @@
 """Base of all depth networks: variants, weights, device and precision, batches of images of equal size."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from mbasfm.errors import InputError
 from mbasfm.geometry.focal import focal_from_points
+from mbasfm.models.base import DepthModel
 from mbasfm.models.device import accelerator, half_if_fast, is_fast
 from mbasfm.models.weights import NEEDED, content_digest, fetch_command, fetch_snapshot, find_snapshot, require_snapshot
 from mbasfm.types.photos import RGB, DepthEstimate, Photo
@@ -20,19 +21,13 @@ from mbasfm.types.photos import RGB, DepthEstimate, Photo
 ACCELERATED_BATCH = 8
 
 
-class NetworkDepth(ABC):
+class NetworkDepth(DepthModel):
     """A network with published weights; ``NAME``, ``NAME:VARIANT`` or ``NAME:FOLDER``."""
 
-    name: ClassVar[str]
     repositories: ClassVar[dict[str, str]]
     """Repository of every variant; the first is the default."""
     needed: ClassVar[tuple[str, ...]] = NEEDED
     """Files of a repository; the last is the largest."""
-    licence: str
-    download: str
-    memory: str
-    cpu_seconds: float = 0.0
-    """Seconds for one photograph with the default variant on two CPU cores; 0 on a GPU."""
 
     @classmethod
     @abstractmethod

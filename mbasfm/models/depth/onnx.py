@@ -11,6 +11,7 @@ import numpy as np
 
 from mbasfm.errors import InputError, MissingExtraError
 from mbasfm.io.text_files import read_json
+from mbasfm.models.base import DepthModel
 from mbasfm.types.photos import RGB, DepthEstimate, Photo
 
 OUTPUTS = ("depth", "disparity", "log_depth", "log_disparity")
@@ -63,9 +64,10 @@ def _check_sidecar(values: dict[str, Any], path: Path) -> None:
         raise InputError(f"{path}: is_metric must be true or false, licence a text")
 
 
-class OnnxDepth:
+class OnnxDepth(DepthModel):
     """``onnx:FILE``. Without a JSON beside it, input and output must have telling names (rgb01, log_disparity)."""
 
+    name = "onnx"
     licence = "that of the network"
 
     @staticmethod

@@ -8,13 +8,14 @@ import numpy as np
 
 from mbasfm.errors import InputError
 from mbasfm.io.arrays import read_arrays
+from mbasfm.models.base import Matcher
 from mbasfm.types.photos import RGB, Features, Matches, Photo
 
 MARGIN_PX = 1.0
 """How far outside of the image a keypoint may lie."""
 
 
-class FilesMatcher:
+class FilesMatcher(Matcher):
     """``files:DIR``, with names as in the folder of photographs, subfolder and ending included.
 
     DIR/features/NAME.npz: ``pixels`` (M, 2), x and y in the upright photograph with the first pixel's centre at
@@ -23,6 +24,7 @@ class FilesMatcher:
     optionally ``confidence`` (M,) in [0, 1]. Either order of the names will do; a pair without a file has no matches.
     """
 
+    name, looks_at_images = "files", False
     licence = "that of your files"
 
     def __init__(self, argument: str = ""):
@@ -31,11 +33,6 @@ class FilesMatcher:
             if not folder.is_dir():
                 raise InputError(f"files:{argument}: {folder} is not a folder; give one with features and matches")
         self.key = f"files-1-{self._state()}"
-
-    @staticmethod
-    def missing() -> str:
-        """Always empty: it needs only a folder as argument."""
-        return ""
 
     def describe(self, photo: Photo, image: RGB) -> Features:
         """Read the features of a photograph."""

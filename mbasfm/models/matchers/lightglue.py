@@ -6,7 +6,7 @@ be installed: it asks for torchvision, which nothing here uses.
 
 import io
 import zipfile
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mbasfm.errors import InputError, MissingExtraError
+from mbasfm.models.base import Matcher
 from mbasfm.models.device import gpu_or_cpu, is_fast, key_of
 from mbasfm.models.matchers.lightglue_network import Glue
 from mbasfm.models.weights import VARIABLE, content_digest, weights_folder
@@ -36,16 +37,13 @@ ALIKED_THRESHOLD = 0.01
 """Least score of a keypoint; weaker maxima, as in images without texture, are no features."""
 
 
-class LightGlueMatcher(ABC):
+class LightGlueMatcher(Matcher):
     """Base of both matchers; ``NAME`` or ``NAME:WHEEL``."""
 
-    name: ClassVar[str]
     files: ClassVar[tuple[str, str]]
     """Weights of the features and of LightGlue."""
-    licence: str
     download, memory = "100 MB", "not measured"
     cpu_seconds = 1.5
-    """Seconds for one pair on two CPU cores; 0 on a GPU."""
 
     @staticmethod
     def missing() -> str:

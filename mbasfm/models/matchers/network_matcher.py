@@ -4,7 +4,7 @@ Resizing keeps corners on corners, so it only scales pixels that have their firs
 have to be equally large, the smaller one is filled up on the right and below.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mbasfm.errors import InputError
+from mbasfm.models.base import ImageMatcher
 from mbasfm.models.device import accelerator, half_if_fast, is_fast
 from mbasfm.models.weights import content_digest, fetch_command, find_snapshot, require_snapshot
 from mbasfm.types.photos import RGB, AnyRGB, PixelMatches
@@ -23,21 +24,15 @@ Found = tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"], Float[Tensor, " M"]]
 """Pixels of both images as the network sees them, first centre at one half, and confidence."""
 
 
-class ImageNetwork(ABC):
+class ImageNetwork(ImageMatcher):
     """A network with published weights; ``NAME``, ``NAME:VARIANT`` or ``NAME:FOLDER``."""
 
-    name: ClassVar[str]
     variants: ClassVar[dict[str, tuple[str, tuple[str, ...]]]]
     """Repository on the hub and its files, by variant; the first is the default."""
     long_side_px: ClassVar[int]
     """Size to which larger images are reduced."""
     step_px: ClassVar[int]
     """Divisor of the sides of the input."""
-    licence: str
-    download: str
-    memory: str
-    cpu_seconds: float
-    """Seconds for one pair on two CPU cores; 0 on a GPU."""
 
     @classmethod
     @abstractmethod

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from mbasfm.errors import InputError
+from mbasfm.models.base import ImageMatcher
 from mbasfm.models.device import accelerator, is_fast
 from mbasfm.models.weights import content_digest, weights_folder
 from mbasfm.types.photos import AnyRGB, PixelMatches
@@ -22,7 +23,7 @@ BACKBONE = "https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pr
 VARIANTS = {"outdoor": f"{RELEASES}/roma_outdoor.pth", "indoor": f"{RELEASES}/roma_indoor.pth"}
 
 
-class RomaMatcher:
+class RomaMatcher(ImageMatcher):
     """``roma`` (photographs outdoors) or ``roma:indoor``."""
 
     name = "roma"

@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 from jaxtyping import Float32, UInt8
 
+from mbasfm.models.base import Matcher
 from mbasfm.models.matchers.mutual_nearest import mutual_nearest
 from mbasfm.types.photos import RGB, Features, Matches, Photo
 
@@ -22,19 +23,15 @@ OPENCV_SHIFT_PX = 0.5
 """OpenCV has the first pixel's centre at (0, 0)."""
 
 
-class SiftMatcher:
+class SiftMatcher(Matcher):
     """RootSIFT with ratio and mutual check."""
 
+    name = "sift"
     licence = "Apache-2.0"
     key = f"sift-3-{MAX_FEATURES}-{MAX_SIDE_PX}-{CONTRAST}-{MIN_FEATURES}-{RATIO}"
 
     def __init__(self, argument: str = ""):
         del argument
-
-    @staticmethod
-    def missing() -> str:
-        """Always empty: OpenCV is always there."""
-        return ""
 
     def describe(self, photo: Photo, image: RGB) -> Features:
         """Keypoints with RootSIFT descriptors."""

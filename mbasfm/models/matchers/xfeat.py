@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mbasfm.errors import InputError, MissingExtraError
+from mbasfm.models.base import Matcher
 from mbasfm.models.device import gpu_or_cpu, is_fast, key_of
 from mbasfm.models.matchers.lightglue_network import Glue
 from mbasfm.models.matchers.mutual_nearest import mutual_nearest
@@ -35,7 +36,7 @@ NETWORK_SHIFT_PX = (0.5, 0.2)
 shrunk would not agree. Measured on twelve sets of photographs at three scales, which vary by 0.15."""
 
 
-class XFeatMatcher:
+class XFeatMatcher(Matcher):
     """``xfeat`` compares descriptors, ``xfeat:lighterglue`` lets a second network match."""
 
     name = "xfeat"

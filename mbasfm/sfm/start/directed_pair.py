@@ -4,8 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from jaxtyping import Float64, Int64
 
+from mbasfm.geometry.epipolar import triangulated_inverse_depth
+from mbasfm.geometry.rigid import invert
 from mbasfm.sfm.start.averaging import rays_of
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.pairs import Keypoints, TwoView
@@ -95,7 +98,7 @@ def reverse(edge: Edge) -> Edge:
         edge,
         source=edge.target,
         target=edge.source,
-        target_from_source=invert(edge.target_from_source),
+        target_from_source=invert(torch.from_numpy(edge.target_from_source)).numpy(),
         rays_source=edge.rays_target,
         rays_target=edge.rays_source,
         raw_source=edge.raw_target,
@@ -104,13 +107,9 @@ def reverse(edge: Edge) -> Edge:
 
 
 def triangulate(edge: Edge, target_from_source: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, " M"]:
-    """Inverse depth in the source at which the match is nearest (design: the foot on the epipolar line)."""
-    base = edge.rays_source @ target_from_source[:, :3].T
-    step = target_from_source[:, 3]
-    match = edge.rays_target[:, :2]
-    slope = step[:2] - match * step[2]
-    offset = base[:, :2] - match * base[:, 2:]
-    return -(offset * slope).sum(1) / np.maximum((slope * slope).sum(1), 1e-18)
+    """Triangulated inverse depth in the source of each match, under a pose that need not be the edge's own."""
+    pose, *rays = map(torch.from_numpy, (target_from_source, edge.rays_source, edge.rays_target))
+    return triangulated_inverse_depth(pose, *rays).numpy()
 
 
 def parallax_deg(edge: Edge) -> float:
@@ -118,18 +117,3 @@ def parallax_deg(edge: Edge) -> float:
     turned = edge.rays_source @ edge.target_from_source[:, :3].T
     sine = np.linalg.norm(np.cross(turned, edge.rays_target), axis=1)
     return float(np.rad2deg(np.median(np.arctan2(sine, (turned * edge.rays_target).sum(1)))))
-
-
-def scaled(pose: Float64[np.ndarray, "3 4"], length: float) -> Float64[np.ndarray, "3 4"]:
-    """The pose with a longer baseline."""
-    return np.column_stack([pose[:, :3], pose[:, 3] * length])
-
-
-def compose(c_from_b: Float64[np.ndarray, "3 4"], b_from_a: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, "3 4"]:
-    """Of two transforms."""
-    return np.column_stack([c_from_b[:, :3] @ b_from_a[:, :3], c_from_b[:, :3] @ b_from_a[:, 3] + c_from_b[:, 3]])
-
-
-def invert(b_from_a: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, "3 4"]:
-    """Of a transform."""
-    return np.column_stack([b_from_a[:, :3].T, -b_from_a[:, :3].T @ b_from_a[:, 3]])

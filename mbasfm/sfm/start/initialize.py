@@ -8,26 +8,16 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import poselib
 import torch
 from jaxtyping import Bool, Float64, Int64
 
 from mbasfm.config import Tree
-from mbasfm.geometry import rigid
+from mbasfm.estimators.absolute import pose_from_points
+from mbasfm.geometry.epipolar import line_distances
+from mbasfm.geometry.rigid import compose, invert, scale_translation
 from mbasfm.sfm.start.averaging import average_positions
-from mbasfm.sfm.start.directed_pair import (
-    Edge,
-    Edges,
-    Joined,
-    compose,
-    invert,
-    join,
-    parallax_deg,
-    reverse,
-    scaled,
-    triangulate,
-)
-from mbasfm.types.cameras import Cameras, Intrinsics
+from mbasfm.sfm.start.directed_pair import Edge, Edges, Joined, join, parallax_deg, reverse, triangulate
+from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Intrinsics, Lens
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MAX_NEIGHBOURS = 4
@@ -46,6 +36,7 @@ CLEARLY_WORSE = 1.05
 """Factor on the sum of logarithmic errors."""
 PNP_ERROR_PX = 20.0
 """Monocular depth is rough, so is the threshold of poses from it [px at a long side of 1024]."""
+PNP_ITERATIONS = (100, 1000)
 
 
 def initialize_cameras(
@@ -218,10 +209,18 @@ class _Placing:
 
     def _propose(self, edge: Edge) -> list[Float64[np.ndarray, "3 4"]]:
         """World-to-camera poses of the target that one placed neighbour suggests."""
-        relative = [scaled(edge.target_from_source, self._baseline(edge))]
+        relative = [scale_translation(torch.from_numpy(edge.target_from_source), self._baseline(edge))]
         if edge.is_planar:
-            relative += self._pose_from_depth(edge)
-        return [compose(pose, self.cam_from_world[edge.source]) for pose in relative]
+            relative += map(torch.from_numpy, self._pose_from_depth(edge))
+        placed = torch.from_numpy(self.cam_from_world[edge.source])
+        return [compose(pose, placed).numpy() for pose in relative]
+
+    def _from_sources(
+        self, source: int | Int64[np.ndarray, " E"], target_from_world: Float64[np.ndarray, "*T 3 4"]
+    ) -> Float64[torch.Tensor, "*P 3 4"]:
+        """Poses of targets relative to placed sources."""
+        placed = torch.from_numpy(self.cam_from_world[source])
+        return compose(torch.from_numpy(target_from_world), invert(placed))
 
     def _baseline(self, edge: Edge) -> float:
         """Length of the translation: triangulated inverse depth over that of the placed frame's map."""
@@ -240,26 +239,25 @@ class _Placing:
         if known.sum() < 4:
             return []
         points = edge.rays_source[known] * depth[known, None]
-        focal = edge.focal_target
-        camera = {"model": "SIMPLE_PINHOLE", "width": -1, "height": -1, "params": [focal, 0.0, 0.0]}
-        options = {"max_reproj_error": PNP_ERROR_PX, "max_iterations": 1000, "min_iterations": 100, "seed": 0}
-        pose, info = poselib.estimate_absolute_pose(edge.rays_target[known, :2] * focal, points, camera, options, {})
-        return [pose.Rt] if info["num_inliers"] >= 4 and np.isfinite(pose.Rt).all() else []
+        # Rays as pixels of a camera with a long side of 1024, where the threshold is given.
+        focal, side = edge.focal_target, int(REFERENCE_LONG_SIDE)
+        lens = Lens(np.full(2, focal), np.zeros(2), np.zeros(4), np.full(2, side))
+        pixels = edge.rays_target[known, :2] * focal
+        pose, inliers = pose_from_points(pixels, points, lens, PNP_ERROR_PX, PNP_ITERATIONS)
+        return [pose] if inliers.sum() >= 4 else []
 
     def _score(self, matches: Joined, cam_from_world: Float64[np.ndarray, "*E 3 4"]) -> float:
         """How much edges from placed frames agree with poses of their targets, across and along epipolar lines."""
         source, edge = matches.source, matches.edge
-        world_from_source = rigid.invert(torch.from_numpy(self.cam_from_world[source]))
-        relative = rigid.compose(torch.from_numpy(cam_from_world), world_from_source).numpy()
+        relative = self._from_sources(source, cam_from_world)[edge]
+        rays = (torch.from_numpy(rays)[:, None] for rays in (matches.rays_source, matches.rays_target))
+        across = line_distances(relative, *rays)[:, 0].numpy()
         inverse_depth = self._inverse_depth(source[edge], matches.raw_source)
         inverse_depth = _fill_by_median(inverse_depth, edge)
-        step = relative[edge, :, 3]
-        base = (relative[edge, :, :3] @ matches.rays_source[..., None])[..., 0]
-        points = base + inverse_depth[:, None] * step
+        turn, step = relative[..., :3].numpy(), relative[..., 3].numpy()
+        points = (turn @ matches.rays_source[..., None])[..., 0] + inverse_depth[:, None] * step
         ahead = points[:, 2] > 1e-9
         difference = points[:, :2] / np.where(ahead, points[:, 2], np.nan)[:, None] - matches.rays_target[:, :2]
-        line = np.cross(base, step)
-        across = np.abs((line * matches.rays_target).sum(1)) / np.maximum(np.linalg.norm(line[:, :2], axis=1), 1e-12)
         along = np.linalg.norm(difference, axis=1)
         # Where the baseline is nearly nothing the line is undefined: the distance itself is the distance to it.
         across = np.where(np.linalg.norm(step, axis=1) < 1e-9, along, np.minimum(across, along))
@@ -275,13 +273,14 @@ class _Placing:
 
     def _scale_ratios(self, edge: Edge) -> Float64[np.ndarray, " M"]:
         """Scale at which each raw value of the target would be right."""
-        relative = compose(self.cam_from_world[edge.target], invert(self.cam_from_world[edge.source]))
+        relative = self._from_sources(edge.source, self.cam_from_world[edge.target]).numpy()
         if parallax_deg(edge) < MIN_PARALLAX_DEG or np.linalg.norm(relative[:, 3]) < 1e-9:
             inverse_depth = self._inverse_depth(edge.source, edge.raw_source)
             near = (edge.rays_source @ relative[:, :3].T)[:, 2] + relative[2, 3] * inverse_depth
             inverse = inverse_depth / np.where(near > 0, near, np.nan)
         else:
-            inverse = triangulate(reverse(edge), invert(relative))
+            source_from_target = self._from_sources(edge.target, self.cam_from_world[edge.source]).numpy()
+            inverse = triangulate(reverse(edge), source_from_target)
         raw = edge.raw_target
         with np.errstate(divide="ignore", invalid="ignore"):
             return inverse / raw if self._is_disparity[edge.target] else 1 / (inverse * raw)
