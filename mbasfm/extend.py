@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mbasfm.config import Config, localizing
+from mbasfm.adjust.diagnosis import inlier_limit_px
+from mbasfm.config import Config, localizing, stages_of
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
 from mbasfm.localization.map_source import MapSource, read_map
@@ -39,6 +40,7 @@ from mbasfm.scene.write import write_scene
 from mbasfm.sfm.input_photos import input_photos
 from mbasfm.sfm.outcome import Run, component_row
 from mbasfm.sfm.pairs.pose_graph import pose_graph
+from mbasfm.sfm.residual_curves import residual_curves
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Cameras
@@ -78,7 +80,8 @@ def _extend(
     known = torch.ones(len(everything), dtype=torch.bool)
     start = StartIntrinsics(result.cameras.intrinsics, known, ~known, ~known)
     written = write_scene(result, observations, output)
-    run = Run(photos, config, observations, start, views, None, skipped)
+    residuals = residual_curves(None, result.models, inlier_limit_px(stages_of(config)[-1]))
+    run = Run(photos, config, observations, start, views, None, residuals, skipped)
     result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
     write_report_json(result.report, output)
     write_report(output)

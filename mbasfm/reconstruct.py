@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.config import Config, stages_of
 from mbasfm.errors import InputError
 from mbasfm.io.cache import Cache
@@ -26,6 +27,7 @@ from mbasfm.sfm.input_photos import folder_of, input_photos
 from mbasfm.sfm.outcome import Run
 from mbasfm.sfm.pairs.pose_graph import find_components
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
+from mbasfm.sfm.residual_curves import residual_curves
 from mbasfm.sfm.sample_budget import within_budget
 from mbasfm.sfm.solved import Inputs, Solved
 from mbasfm.sfm.start.initialize import initialize_cameras
@@ -52,7 +54,9 @@ def reconstruct(
     with progress.active():
         result = complete(solved, inputs.given, config)
         written = NOTHING_WRITTEN if output is None else write_scene(result, seen, Path(output))
-        run = Run(inputs.source, config, seen, solved.start, solved.verified, solved.placed, inputs.skipped)
+        residuals = residual_curves(solved.placed, result.models, inlier_limit_px(stages_of(config)[-1]))
+        facts = seen, solved.start, solved.verified, solved.placed, residuals
+        run = Run(inputs.source, config, *facts, inputs.skipped)
         result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
         if output is not None:
             write_report_json(result.report, Path(output))

@@ -76,7 +76,7 @@ def test_it_goes_before_local_descriptors_and_the_sentence_says_so():
     looks, nothing = Looks("DINOv2", lambda: vectors), [np.zeros((5, 0), np.float32)] * 4
     found, sentence = choose_pairs("retrieval", nothing, False, 0, PairSettings(0, 1), looks)
     assert found.tolist() == retrieval_pairs(vectors, 1).tolist() == [[0, 2], [1, 3]]
-    assert "most alike (by DINOv2), as asked for" in sentence
+    assert "most alike (by DINOv2), as asked for" in str(sentence)
 
 
 def test_few_photographs_need_no_looks():

@@ -23,10 +23,11 @@ from mbasfm.report.charts import decade_axis, round_axis
 from mbasfm.report.page import render_page, script_json
 from mbasfm.report.page_data import MAX_POINTS, component_view, page_data, residual_curves, thumbnails
 from mbasfm.report.pictures import color_depth, depth_picture
-from mbasfm.report.record import HISTOGRAM, MAX_STEPS, sample_histograms, step_columns, track_errors_px
+from mbasfm.report.record import MAX_STEPS, step_columns
 from mbasfm.report.verdict import judge
 from mbasfm.scene.framing import upright
 from mbasfm.scene.report_file import read_report
+from mbasfm.sfm.residual_curves import HISTOGRAM, sample_histograms, track_errors_px
 from mbasfm.types.outcome import (
     CameraRow,
     ComponentRow,

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Unknowns
 from mbasfm.geometry.graphs import cluster_frames
-from mbasfm.geometry.rigid import adjoint
+from mbasfm.geometry.rigid import adjoint, relative_poses
 from mbasfm.objective.edge_block import FRAME_COLUMNS, POSE_COLUMNS
-from mbasfm.objective.reference import relative_poses
 from mbasfm.objective.residual_kind import CrossGram
 from mbasfm.runtime.distributed import own_part
 from mbasfm.types.cameras import Cameras
@@ -191,7 +190,7 @@ class NormalEquations:
     def _frames_from_edge(self, chunk: slice | Int[Tensor, " e"]) -> Float[Tensor, "e F C1"]:
         """Which slot of which frame moves which column of an edge: zeta = xi_j - Ad xi_i, the rest by selection."""
         slots, columns = self.unknowns.slots, self.unknowns.columns
-        minus_adjoint_t = -adjoint(relative_poses(self.cameras, self._pairing.edges[chunk])).mT
+        minus_adjoint_t = -adjoint(relative_poses(self.cameras.cam_from_world, self._pairing.edges[chunk])).mT
         matrix = torch.zeros(len(minus_adjoint_t), 2 * slots + 1, columns.total + 1, dtype=torch.float64)
         pose = torch.arange(POSE_COLUMNS)
         matrix[:, :POSE_COLUMNS, :POSE_COLUMNS] = minus_adjoint_t

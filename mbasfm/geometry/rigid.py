@@ -4,8 +4,11 @@ Everything here is a pure function of tensors, works on any batch shape and is d
 """
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+
+MIN_BASELINE = 1e-12
+"""Baselines are kept this far from zero, where epipolar lines have no direction; far below any unit of length."""
 
 
 def skew(v: Float[Tensor, "*B 3"]) -> Float[Tensor, "*B 3 3"]:
@@ -56,6 +59,15 @@ def adjoint(b_from_a: Float[Tensor, "*B 3 4"]) -> Float[Tensor, "*B 6 6"]:
     moment = skew(b_from_a[..., 3]) @ rotation
     top = torch.cat([rotation, torch.zeros_like(rotation)], -1)
     return torch.cat([top, torch.cat([moment, rotation], -1)], -2)
+
+
+def relative_poses(cam_from_world: Float[Tensor, "N 3 4"], edges: Int[Tensor, "E 2"]) -> Float[Tensor, "E 3 4"]:
+    """j_from_i of each edge, with a baseline that is never quite zero."""
+    i, j = edges.unbind(-1)
+    j_from_i = compose(cam_from_world[j], invert(cam_from_world[i]))
+    nudge = torch.zeros_like(j_from_i)
+    nudge[:, 0, 3] = MIN_BASELINE * (j_from_i[..., 3].norm(dim=-1) < MIN_BASELINE)
+    return j_from_i + nudge
 
 
 def camera_centers(cam_from_world: Float[Tensor, "*B 3 4"]) -> Float[Tensor, "*B 3"]:

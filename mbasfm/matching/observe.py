@@ -235,5 +235,5 @@ def _choose_pairs(
         known = {tuple(sorted((number[a], number[b]))) for a, b in given if a in number and b in number}
         return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), Reason(PairChoice.OF_MATCHER)
     descriptors = [item.descriptors for item in features]
-    ordered, looks = looks_ordered(names), _looks_of(photos)
-    return choose_pairs(wanted.mode, descriptors, ordered, wanted.seed, looks=looks)  # type: ignore[arg-type]
+    ordered = looks_ordered(names)
+    return choose_pairs(wanted.mode, descriptors, ordered, wanted.seed, looks=_looks_of(photos))  # type: ignore[arg-type]

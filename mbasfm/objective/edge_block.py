@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mbasfm.geometry.camera import bend_by_k1, bend_jacobian, solve_2x2, straighten
-from mbasfm.objective.reference import image_scale, relative_poses
+from mbasfm.geometry.rigid import relative_poses
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.samples import Samples, SampleSource
 
@@ -70,10 +70,10 @@ def edge_cameras(cameras: Cameras, edges: Int[Tensor, "E 2"], dtype: torch.dtype
     """Gather the cameras of both ends of every edge."""
     intrinsics = cameras.intrinsics
     i, j = edges.unbind(-1)
-    scale = image_scale(cameras)[j]
+    scale = cameras.intrinsics.reference_scale[j]
     focal_j = intrinsics.focal[j] * scale[:, None]
     to_pixels = torch.cat([focal_j, torch.ones_like(focal_j[:, :1])], -1)
-    projection = to_pixels[..., None] * relative_poses(cameras, edges)
+    projection = to_pixels[..., None] * relative_poses(cameras.cam_from_world, edges)
     line = torch.linalg.cross(projection[..., :3], projection[..., 3:].expand(-1, -1, 3), dim=1)
     return EdgeCameras(
         projection.to(dtype),

@@ -6,16 +6,13 @@ Residuals are measured at a long side of 1024: px * (1024 / long side of image j
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from mbasfm.geometry.camera import pixel_rays
-from mbasfm.geometry.rigid import compose, invert
-from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.geometry.rigid import relative_poses
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.samples import Samples
-
-MIN_BASELINE = 1e-12
-"""Baselines are kept this far from zero, where epipolar lines have no direction; far below any unit of length."""
 
 
 @dataclass(frozen=True)
@@ -75,27 +72,13 @@ def inverse_depths(cameras: Cameras, samples: Samples) -> Float[Tensor, "E K"]:
     return torch.where(is_disparity, disparity, depth_like)
 
 
-def image_scale(cameras: Cameras) -> Float[Tensor, " N"]:
-    """Factor from a frame's pixels to those of the reference size."""
-    return REFERENCE_LONG_SIDE / cameras.intrinsics.sizes.amax(-1).double()
-
-
-def relative_poses(cameras: Cameras, edges: Int[Tensor, "E 2"]) -> Float[Tensor, "E 3 4"]:
-    """j_from_i of each edge, with a baseline that is never quite zero."""
-    i, j = edges.unbind(-1)
-    j_from_i = compose(cameras.cam_from_world[j], invert(cameras.cam_from_world[i]))
-    nudge = torch.zeros_like(j_from_i)
-    nudge[:, 0, 3] = MIN_BASELINE * (j_from_i[..., 3].norm(dim=-1) < MIN_BASELINE)
-    return j_from_i + nudge
-
-
 def edge_rays(cameras: Cameras, samples: Samples) -> EdgeRays:
     """Rays, baselines and targets of all samples in the image of frame j."""
     intrinsics, dtype = cameras.intrinsics, samples.data
     i, j = samples.edges.unbind(-1)
-    focal_j = intrinsics.focal[j] * image_scale(cameras)[j, None]
+    focal_j = intrinsics.focal[j] * cameras.intrinsics.reference_scale[j, None]
     to_pixels = torch.cat([focal_j, torch.ones_like(focal_j[:, :1])], -1)[..., None]
-    projection = (to_pixels * relative_poses(cameras, samples.edges)).to(dtype)
+    projection = (to_pixels * relative_poses(cameras.cam_from_world, samples.edges)).to(dtype)
     rays_i = pixel_rays(samples.data[..., 0:2], intrinsics, i[:, None])
     start = torch.cat([rays_i, torch.ones_like(rays_i[..., :1])], -1) @ projection[..., :3].mT
     rays_j = pixel_rays(samples.data[..., 2:4], intrinsics, j[:, None])

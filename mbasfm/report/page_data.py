@@ -16,11 +16,11 @@ from mbasfm.io.text_files import write_text
 from mbasfm.objective.distribution import distribution_from_counts
 from mbasfm.report.page import render_page
 from mbasfm.report.pictures import jpeg_text
-from mbasfm.report.record import HISTOGRAM
 from mbasfm.report.verdict import judge, link_counts
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.framing import frustum_size, stand_up
 from mbasfm.scene.report_file import damaged_report_as_error, read_report, stage_to_json
+from mbasfm.sfm.residual_curves import HISTOGRAM
 from mbasfm.types.outcome import Residuals, RunReport
 
 MAX_POINTS = 20_000

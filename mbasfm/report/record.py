@@ -5,18 +5,9 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import pycolmap
 import torch
-from jaxtyping import Float, Float64
-from torch import Tensor
 
-from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.adjust.problem import Step
-from mbasfm.config import stages_of
-from mbasfm.objective.distribution import Binning, count_bins
-from mbasfm.objective.isotropic import isotropic
-from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
-from mbasfm.objective.split import split
 from mbasfm.report.pictures import color_depth, jpeg_text
 from mbasfm.scene.depth_fit import says_something
 from mbasfm.scene.reconstruction import Reconstruction, finite
@@ -24,15 +15,12 @@ from mbasfm.scene.report_file import stage_row
 from mbasfm.scene.write import Written, with_written
 from mbasfm.sfm.outcome import Run
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source
-from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
+from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
-from mbasfm.types.outcome import CameraRow, PairColumns, ResidualCurve, Residuals, RunReport, StepColumns
+from mbasfm.types.outcome import CameraRow, PairColumns, RunReport, StepColumns
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate
-from mbasfm.types.samples import SampleSource
 
-HISTOGRAM = Binning(1000.0, 100, log_scale=0.05)
-"""Of the residuals in the report, whatever binning a stage works with [px at a long side of 1024]."""
 MAX_PAIRS = 20_000
 """Of many more pairs those with most matches are recorded."""
 MAX_STEPS = 400
@@ -51,7 +39,7 @@ def record(
         pairs_chosen=run.observations.pairs_chosen,
         cameras=camera_rows(run.observations, run.start, result.cameras),
         pairs=pair_columns(run.observations, run.verified, result),
-        residuals=residual_record(run, result.models),
+        residuals=run.residuals,
         steps=step_columns(run.placed.adjustment.steps if run.placed is not None else ()),
         depth_pictures=tuple(_depth_picture(depth) for depth in run.observations.depths),
         stages=tuple(stage_row(stage) for stage in stages),
@@ -63,58 +51,6 @@ def record(
 def _depth_picture(depth: DepthEstimate) -> str | None:
     """None where depth is the same everywhere: there is nothing to see."""
     return jpeg_text(color_depth(depth, DEPTH_LONG_SIDE_PX)) if says_something(depth.values) else None
-
-
-# ----------------------------------------------------------------------------------------------------------------
-# Residuals
-
-
-def residual_record(run: Run, models: Sequence[pycolmap.Reconstruction]) -> Residuals:
-    """Histograms of the residuals at the start, after adjustment and after polish; the last count lies beyond all."""
-    curves: list[ResidualCurve] = []
-    if run.placed is not None:
-        for stage, cameras in (("start", run.placed.start), ("adjust", run.placed.adjustment.cameras)):
-            whole, across = sample_histograms(cameras, run.placed.samples)
-            curves += [ResidualCurve(stage, "whole", _rounded(whole)), ResidualCurve(stage, "across", _rounded(across))]
-    if models:
-        errors = np.concatenate([track_errors_px(model) for model in models])
-        index = HISTOGRAM.index(torch.from_numpy(errors)[None])
-        counts = count_bins(index, torch.ones(index.shape), HISTOGRAM.num_bins)[0]
-        curves.append(ResidualCurve("polish", "tracks", _rounded(counts)))
-    limit = inlier_limit_px(stages_of(run.config)[-1])
-    return Residuals(tuple(HISTOGRAM.edges().tolist()), limit, tuple(curves))
-
-
-def sample_histograms(cameras: Cameras, samples: SampleSource) -> tuple[Float[Tensor, " T1"], Float[Tensor, " T1"]]:
-    """Mass of the samples by size of the residual (eqn:residual_2d), and by its part across the epipolar line."""
-    whole = torch.zeros(HISTOGRAM.num_bins + 1, dtype=torch.float64)
-    across = torch.zeros_like(whole)
-    depth_error = torch.tensor(0.1, dtype=samples.dtype)
-    for _, block in stream(cameras, samples, NO_INTRINSICS):
-        residual = isotropic(block).squared.sqrt()
-        whole += count_bins(HISTOGRAM.index(residual), block.weight, HISTOGRAM.num_bins)[0]
-        distance = split(block, 1.0, depth_error.expand(len(block.raw), 1)).across.abs()
-        across += count_bins(HISTOGRAM.index(distance), block.weight, HISTOGRAM.num_bins)[0]
-    return whole, across
-
-
-def track_errors_px(model: pycolmap.Reconstruction) -> Float64[np.ndarray, " M"]:
-    """Distance of every observation to the image of its point [px at a long side of 1024]."""
-    errors = [np.zeros(0)]
-    for image in model.images.values():
-        seen = image.get_observation_points2D()
-        if not seen:
-            continue
-        camera = model.cameras[image.camera_id]
-        points = np.stack([model.points3D[point.point3D_id].xyz for point in seen])
-        pixels = camera.img_from_cam(image.cam_from_world() * points)
-        distance = np.linalg.norm(pixels - np.stack([point.xy for point in seen]), axis=1)
-        errors.append(distance * REFERENCE_LONG_SIDE / max(camera.width, camera.height))
-    return np.concatenate(errors)
-
-
-def _rounded(counts: Float[Tensor, " T1"]) -> tuple[float, ...]:
-    return tuple(round(value, 3) for value in counts.tolist())
 
 
 # ----------------------------------------------------------------------------------------------------------------

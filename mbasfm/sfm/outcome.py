@@ -15,7 +15,7 @@ from mbasfm.scene.reconstruction import finite, spread_of
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
-from mbasfm.types.outcome import ComponentRow, ImageRow, NoPose, Reason
+from mbasfm.types.outcome import ComponentRow, ImageRow, NoPose, Reason, Residuals
 from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import SkippedFile
 from mbasfm.types.samples import SampleSource
@@ -109,6 +109,7 @@ class Run:
     verified: Sequence[TwoView]
     """Pairs that agree with one relative pose, before the graph was chosen."""
     placed: Placed | None
+    residuals: Residuals
     skipped: Sequence[SkippedFile]
 
 

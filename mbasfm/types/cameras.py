@@ -34,6 +34,11 @@ class Intrinsics:
         return torch.zeros(len(self.focal), dtype=torch.bool) if self.is_fisheye is None else self.is_fisheye
 
     @property
+    def reference_scale(self) -> Float[Tensor, " N"]:
+        """Factor from a frame's pixels to those at a long side of 1024."""
+        return REFERENCE_LONG_SIDE / self.sizes.amax(-1).double()
+
+    @property
     def reference_focal(self) -> Float[Tensor, " N"]:
         """Mean focal length of every frame [px at a long side of 1024]."""
         return self.focal.mean(-1) * REFERENCE_LONG_SIDE / self.sizes.amax(-1)
