@@ -22,7 +22,7 @@ from terrain import make_terrain, store_samples
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import PAPER_STAGES, SPLIT_STAGES
 from mbasfm.runtime.progress import peak_memory_mb, present_memory_mb
-from mbasfm.sfm.sample_budget import GB, Plan, plan_memory
+from mbasfm.sfm.sample_budget import GB, Demand, Plan, plan_memory
 from mbasfm.sfm.sample_store import StoredSamples, create_samples, open_samples
 from mbasfm.types.samples import SampleSource
 
@@ -102,7 +102,8 @@ def measure(options: Options) -> None:
     budget, used = options.budgets[0] * GB or None, present_memory_mb() * MB
     is_split = options.objective == "split"
     degree = int(1.5 * options.degree)  # of the frame that has most
-    plan = plan_memory(options.frames, degree, num_edges, options.samples_per_edge, is_split, budget, used)
+    demand = Demand(options.frames, degree, num_edges, options.samples_per_edge, is_split)
+    plan = plan_memory(demand, budget, used)
     edges = min(num_edges, plan.pairs_per_frame * options.frames)
     apart(options, "cut", f"{plan.samples_per_edge} {edges} {plan.block_samples}")
     samples = _samples(options, plan)

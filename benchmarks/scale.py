@@ -163,7 +163,7 @@ def adjust(options: Options) -> dict[str, Any]:
     import torch
     from terrain import make_terrain
 
-    from mbasfm.adjust.adjust import adjust
+    from mbasfm.adjust.adjust import Checkpoint, adjust
     from mbasfm.adjust.stage import PAPER_STAGES, SPLIT_STAGES
     from mbasfm.runtime import distributed
     from mbasfm.sfm.sample_store import open_samples
@@ -176,12 +176,20 @@ def adjust(options: Options) -> dict[str, Any]:
     stages = tuple(replace(stage, max_steps=options.max_steps) for stage in stages)
     clock, laps = Clock(), [time.perf_counter()]
 
-    def note(stage: Any, step: Any, _: Any) -> None:
-        laps.append(time.perf_counter())
-        if distributed.is_main():
-            print(f"{stage.name}: loss {step.loss:.8f}, {laps[-1] - laps[-2]:.1f} s", file=sys.stderr, flush=True)
+    class Laps:
+        """A journal that keeps nothing but the time."""
 
-    found = adjust(cameras, samples, stages, on_step=note)
+        def last(self) -> None:
+            """There is no earlier run."""
+
+        def keep(self, checkpoint: Checkpoint) -> None:
+            """Note when a step was done."""
+            laps.append(time.perf_counter())
+            if distributed.is_main():
+                (name, step), seconds = checkpoint.history[-1], laps[-1] - laps[-2]
+                print(f"{name}: loss {step.loss:.8f}, {seconds:.1f} s", file=sys.stderr, flush=True)
+
+    found = adjust(cameras, samples, stages, journal=Laps())
     facts = clock.facts()
     facts |= {"steps": len(found.steps), "step_seconds": (laps[-1] - laps[0]) / max(len(found.steps), 1)}
     if distributed.is_main():

@@ -11,9 +11,8 @@ from typing import Any
 import tyro
 from common import report, rough_start, score, standard_problem
 
-from mbasfm.adjust.adjust import adjust, make_problem
+from mbasfm.adjust.adjust import Checkpoint, adjust, make_problem
 from mbasfm.adjust.levenberg_marquardt import linearize
-from mbasfm.adjust.problem import Step
 from mbasfm.adjust.stage import COARSE, FINE, Stage, annealed
 from mbasfm.synthetic.problem import Problem
 from mbasfm.types.cameras import Cameras, Fixed
@@ -43,12 +42,15 @@ class Trace:
         self.points: list[tuple[float, tuple[float, float, float]]] = []
         self.steps, self.paused, self.started = 0, 0.0, time.perf_counter()
 
-    def __call__(self, stage: Stage, step: Step, cameras: Cameras) -> None:
+    def last(self) -> None:
+        """There is no earlier run."""
+
+    def keep(self, checkpoint: Checkpoint) -> None:
         """Note where the solver is."""
         self.steps += 1
         if self.steps % self.every == 0:
             now = time.perf_counter()
-            self.points.append((now - self.started - self.paused, score(cameras, self.problem)))
+            self.points.append((now - self.started - self.paused, score(checkpoint.state.cameras, self.problem)))
             self.paused += time.perf_counter() - now
 
     @property
@@ -74,7 +76,7 @@ class Trace:
 
 def run(problem: Problem, start: Cameras, stages: tuple[Stage, ...], every: int) -> Trace:
     trace = Trace(problem, every)
-    adjust(start, problem.samples, [replace(stage, restarts=0) for stage in stages], on_step=trace)
+    adjust(start, problem.samples, [replace(stage, restarts=0) for stage in stages], journal=trace)
     return trace
 
 

@@ -21,7 +21,7 @@ from mbasfm.localization.result import Localization, Located
 from mbasfm.localization.starts import unknown_of, with_focals
 from mbasfm.matching.observe import load_depth, load_matchers
 from mbasfm.models.weights import looking_in
-from mbasfm.runtime.progress import Progress, stage
+from mbasfm.runtime.progress import Progress, active_progress, stage
 from mbasfm.runtime.threads import one_core
 from mbasfm.sfm.input_photos import input_photos
 from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
@@ -136,10 +136,9 @@ def relocalize(
     config: LocalizeConfig | None = None,
     cache: Path | str | None = None,
     names: Names = ALL,
-    progress: Progress | None = None,
 ) -> Localization:
     """Poses of the photographs of a folder (or list file) in the world of a map; written to ``output`` if given."""
-    config, progress = config or LocalizeConfig(), progress or Progress()
+    config, progress = config or LocalizeConfig(), active_progress()
     with progress.active():
         found, _ = input_photos(Path(queries), config.masks)
     photos = choose_photos(found, names.queries, Path(queries))

@@ -19,7 +19,7 @@ from mbasfm.adjust.two_level_cg import BlockMatrix
 from mbasfm.adjust.unknowns import make_priors
 from mbasfm.errors import ConfigError, InputError
 from mbasfm.objective.edge_block import blocks
-from mbasfm.sfm.sample_budget import GB, plan_memory
+from mbasfm.sfm.sample_budget import GB, Demand, plan_memory
 from mbasfm.sfm.sample_store import StoredSamples, create_samples, open_samples
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import MatchError, Settings
@@ -39,14 +39,14 @@ import torch
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import SPLIT
 from mbasfm.runtime.progress import peak_memory_mb, present_memory_mb
-from mbasfm.sfm.sample_budget import plan_memory
+from mbasfm.sfm.sample_budget import Demand, plan_memory
 from mbasfm.sfm.sample_store import open_samples
 
 cameras = torch.load(sys.argv[1] + "/cameras.pt", weights_only=False)
 stored = open_samples(Path(sys.argv[1]))
 used = present_memory_mb() * 2**20
 budget = used + float(sys.argv[2])
-plan = plan_memory(14, 13, stored.num_edges, stored.samples_per_edge, True, budget, used)
+plan = plan_memory(Demand(14, 13, stored.num_edges, stored.samples_per_edge, True), budget, used)
 samples = replace(stored, block_edges=plan.block_samples // stored.samples_per_edge)
 adjust(cameras, samples, replace(SPLIT, max_steps=2))
 print(json.dumps([used, plan.is_on_disk, plan.block_samples, plan.bytes_needed, peak_memory_mb() * 2**20, budget]))
@@ -151,20 +151,23 @@ def test_conjugate_gradients_give_the_dense_step(scene, grouping, damping):
     assert_below((scale * (actual - expected)).norm() / (scale * expected).norm(), 1e-4)
 
 
+LARGE = Demand(8000, 71, 564_000, 200, True)
+
+
 def test_a_budget_gives_up_blocks_then_samples_then_pairs():
-    free = plan_memory(8000, 71, 564_000, 200, True)
+    free = plan_memory(LARGE)
     assert (free.samples_per_edge, free.pairs_per_frame, free.is_on_disk) == (200, 71, True)
-    plans = [plan_memory(8000, 71, 564_000, 200, True, budget * GB, 0.5 * GB) for budget in BUDGETS]
+    plans = [plan_memory(LARGE, budget * GB, 0.5 * GB) for budget in BUDGETS]
     assert all(plan.bytes_needed <= budget * GB for plan, budget in zip(plans, BUDGETS, strict=True))
     samples, pairs = [p.samples_per_edge for p in plans], [p.pairs_per_frame for p in plans]
     assert samples[0] == 200 and samples[1] < 200 and pairs[0] == pairs[1] == 71 and pairs[2] < 71
     assert "on disk" in plans[0].sentence(282_000) and "200 per pair" in plans[0].sentence(282_000)
     with pytest.raises(ConfigError, match="too little"):
-        plan_memory(8000, 71, 564_000, 200, True, 0.2 * GB, 0.1 * GB)
+        plan_memory(LARGE, 0.2 * GB, 0.1 * GB)
 
 
 def test_small_problems_stay_in_memory():
-    assert not plan_memory(200, 25, 5_000, 200, True).is_on_disk
+    assert not plan_memory(Demand(200, 25, 5_000, 200, True)).is_on_disk
 
 
 def test_the_budget_is_held(scene, tmp_path):

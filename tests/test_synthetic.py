@@ -476,8 +476,9 @@ def test_edges_without_common_points_are_refused():
     poses = torch.eye(3, 4, dtype=torch.float64).repeat(2, 1, 1)
     poses[1, :, :3] = torch.diag(double([-1, 1, -1]))
     graph = PoseGraph(torch.tensor([[0, 1]]), torch.tensor([0.5]))
+    exact = Settings(samples_per_edge=10, depth_error=EXACT_DEPTH, match_error=EXACT_MATCH)
     with pytest.raises(InputError, match="frames 0 and 1"):
-        problem_module.draw_samples(scene, cameras_at(poses), graph, 10, EXACT_DEPTH, EXACT_MATCH, 0)
+        problem_module.draw_samples(scene, cameras_at(poses), graph, exact, 0)
 
 
 def test_unknown_kind_is_refused():

@@ -33,7 +33,6 @@ MANY_SAMPLES = 200_000
 """Fewer are faster on one core; on a busy machine by far."""
 RESTART_NEIGHBOURS = 3
 RESTART_STEPS = 30
-OnStep = Callable[[Stage, Step, Cameras], None]
 Record = Callable[[Step, Descent | AdamDescent], None]
 History = tuple[tuple[str, Step], ...]
 
@@ -80,7 +79,6 @@ def adjust(
     samples: SampleSource,
     stage: Stage | Sequence[Stage],
     fixed: Fixed | None = None,
-    on_step: OnStep | None = None,
     pose_priors: PosePriors | None = None,
     journal: Journal | None = None,
 ) -> Adjustment:
@@ -88,9 +86,9 @@ def adjust(
 
     ``fixed`` says which unknowns of which frames must not move (none by default). Where a connected component has no
     fixed pose its best connected frame is held; where nothing determines its size, depth is kept on average as the
-    depth model gave it. ``on_step`` is called after every step of the solver. ``pose_priors`` are known up to a
-    similarity, so they bend components but do not move them; `lm` uses them, `adam` does not. ``journal``
-    is told after every step how far this is, and asked at the beginning where an earlier run stopped.
+    depth model gave it. ``pose_priors`` are known up to a similarity, so they bend components but do not move them;
+    `lm` uses them, `adam` does not. ``journal`` is told after every accepted step how far this is, and asked at the
+    beginning where an earlier run stopped.
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     if not stages:
@@ -100,7 +98,7 @@ def adjust(
     fixed = fixed or Fixed.build(cameras.num_frames)
     check_inputs(cameras, samples, fixed)
     active, fixed = _drop_settled(samples, cameras, fixed)
-    log = _Log(on_step, journal)
+    log = _Log(journal)
     is_small = samples.num_edges * samples.samples_per_edge < MANY_SAMPLES
     with one_core() if is_small else nullcontext():
         for number, item in enumerate(stages):
@@ -114,7 +112,9 @@ def adjust(
                     if not stuck.any() or stuck.all():
                         break
                     cameras = _restart(cameras, active, fixed, stuck)
-                cameras = _run(cameras, active, item, fixed, partial(log.note, item, place), pose_priors, state)
+                problem = make_problem(cameras, active, item, fixed)
+                priors = _priors(cameras, problem, pose_priors)
+                cameras = _run(problem, cameras, priors, partial(log.note, item, place), state)
         problem = make_problem(cameras, active, stages[-1], fixed)
         priors = _priors(cameras, problem, pose_priors)
         return _report(cameras, samples, problem, priors, fixed, tuple(log.history))
@@ -123,8 +123,8 @@ def adjust(
 class _Log:
     """What was done so far, before and after an interruption."""
 
-    def __init__(self, on_step: OnStep | None, journal: Journal | None):
-        self._on_step, self._journal = on_step, journal
+    def __init__(self, journal: Journal | None):
+        self._journal = journal
         self._stopped = None if journal is None else journal.last()
         self.history = [] if self._stopped is None else list(self._stopped.history)
 
@@ -139,8 +139,6 @@ class _Log:
     def note(self, stage: Stage, place: tuple[int, int], step: Step, state: Descent | AdamDescent) -> None:
         """Called after every step."""
         self.history.append((stage.name, step))
-        if self._on_step is not None:
-            self._on_step(stage, step, state.cameras)
         if self._journal is not None and step.accepted:  # a rejected step ends the solver and would be done again
             self._journal.keep(Checkpoint(place, state, tuple(self.history)))
 
@@ -163,17 +161,9 @@ def _priors(cameras: Cameras, problem: Problem, pose_priors: PosePriors | None) 
 
 
 def _run(
-    cameras: Cameras,
-    samples: SampleSource,
-    stage: Stage,
-    fixed: Fixed,
-    record: Record,
-    pose_priors: PosePriors | None = None,
-    stopped: Descent | AdamDescent | None = None,
+    problem: Problem, cameras: Cameras, priors: PriorTerm, record: Record, stopped: Descent | AdamDescent | None = None
 ) -> Cameras:
-    problem = make_problem(cameras, samples, stage, fixed)
-    priors = _priors(cameras, problem, pose_priors)
-    if stage.solver == "lm":
+    if problem.stage.solver == "lm":
         return solve_lm(problem, cameras, priors, record, stopped if isinstance(stopped, Descent) else None)
     return solve_adam(problem, cameras, priors, record, stopped if isinstance(stopped, AdamDescent) else None)
 
@@ -223,8 +213,8 @@ def _start_at(cameras: Cameras, near: SampleSource, hold: Fixed, frame: int, nei
     scale[frame], shift[frame] = scale[neighbour], 0.0
     moved = replace(cameras, cam_from_world=pose, depth_scale=scale, depth_shift=shift)
     scores: list[float] = []
-    stage = replace(COARSE, max_steps=RESTART_STEPS)
-    moved = _run(moved, near, stage, hold, lambda step, state: scores.append(step.score))
+    problem = make_problem(moved, near, replace(COARSE, max_steps=RESTART_STEPS), hold)
+    moved = _run(problem, moved, _priors(moved, problem, None), lambda step, state: scores.append(step.score))
     return (scores[-1] if scores and scores[-1] == scores[-1] else float("-inf")), moved
 
 

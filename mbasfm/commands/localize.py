@@ -52,8 +52,8 @@ class Localize:
             raise ConfigError(f"{self.output}: cannot be written ({error}); choose another --output") from error
         console = Console(stderr=True, quiet=self.quiet)
         names = Names(_names(self.map_list, "map"), _names(self.query_list, "query"))
-        progress = Progress(console, self.verbose)
-        result = relocalize(self.map, self.queries, self.output, self.settings, self.cache, names, progress)
+        with Progress(console, self.verbose).active():
+            result = relocalize(self.map, self.queries, self.output, self.settings, self.cache, names)
         _summarise(result, self.output, console)
         if self.json:
             print(json.dumps(_summary(result, self.output), indent=1))

@@ -91,23 +91,24 @@ class Progress:
 _ACTIVE: ContextVar[Progress] = ContextVar("progress")
 
 
-def _active() -> Progress:
+def active_progress() -> Progress:
+    """The progress of this run; one that nobody listens to if there is none."""
     return _ACTIVE.get(None) or Progress()
 
 
 def stage(name: str) -> AbstractContextManager[dict[str, Any]]:
     """Time a stage of the active run; what the caller puts into the dictionary goes into the report."""
-    return _active().stage(name)
+    return active_progress().stage(name)
 
 
 def each(items: Iterable[Item], total: int) -> Iterator[Item]:
     """Pass the items of a stage on, showing the progress of the active run."""
-    return _active().each(items, total)
+    return active_progress().each(items, total)
 
 
 def say(note: str) -> None:
     """Tell the user of the active run a sentence, now and in the report."""
-    _active().say(note)
+    active_progress().say(note)
 
 
 def peak_memory_mb() -> float:

@@ -27,7 +27,7 @@ def adjust_best(
         path = None if folder is None else folder / f"adjust-{number}.pt"
         journal = FileJournal(path, cameras, samples, stages, fixed, priors)
         with all_cores():
-            return Placed(cameras, samples, adjust(cameras, samples, stages, fixed, None, priors, journal))
+            return Placed(cameras, samples, adjust(cameras, samples, stages, fixed, priors, journal))
 
     ends = (end_of(number, cameras) for number, cameras in enumerate(starts))
     return max(ends, key=lambda placed: placed.score)

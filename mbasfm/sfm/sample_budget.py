@@ -61,23 +61,28 @@ class Plan:
         )
 
 
-def plan_memory(
-    num_frames: int,
-    degree: int,
-    num_edges: int,
-    samples_per_edge: int,
-    is_split: bool,
-    budget: float | None = None,
-    used: float = 0.0,
-) -> Plan:
+@dataclass(frozen=True)
+class Demand:
+    """What adjustment would like to use."""
+
+    num_frames: int
+    degree: int
+    """Pairs of the frame that has most."""
+    num_edges: int
+    samples_per_edge: int
+    is_split: bool
+    """Whether the residual is the split one, which takes more memory per sample."""
+
+
+def plan_memory(demand: Demand, budget: float | None = None, used: float = 0.0) -> Plan:
     """The richest plan within the budget (all in bytes; ``used`` is taken already).
 
     Small blocks cost time only, so they come first; then samples of a pair, of which there are many; pairs come last.
     """
-    needed = 0.0
-    for pairs in _halvings(degree, LEAST_PAIRS):
-        edges = min(num_edges, pairs * num_frames)
-        for samples in _halvings(samples_per_edge, LEAST_SAMPLES):
+    needed, num_frames = 0.0, demand.num_frames
+    for pairs in _halvings(demand.degree, LEAST_PAIRS):
+        edges = min(demand.num_edges, pairs * num_frames)
+        for samples in _halvings(demand.samples_per_edge, LEAST_SAMPLES):
             for block in _halvings(BLOCK_SAMPLES, LEAST_BLOCK):
                 matrix = float(edges) * samples * BYTES_PER_SAMPLE
                 room = float("inf") if budget is None else budget - used
@@ -85,7 +90,7 @@ def plan_memory(
                 on_disk = block < BLOCK_SAMPLES or matrix > min(LARGE_MATRIX, 0.3 * room)
                 needed = used + BYTES_AT_FIRST + BYTES_PER_EDGE * edges + BYTES_PER_FRAME * num_frames
                 needed += BYTES_PER_BLOCK_SAMPLE * block + (0 if on_disk else matrix)
-                needed += is_split * BYTES_PER_SPLIT_SAMPLE * edges * samples
+                needed += demand.is_split * BYTES_PER_SPLIT_SAMPLE * edges * samples
                 if budget is None or needed <= budget:
                     return Plan(samples, pairs, block, on_disk, needed)
     assert budget is not None
@@ -133,9 +138,8 @@ def within_budget(
     """Of the pairs those that fit into memory, and where to put their samples."""
     degree = int(np.bincount([end for view in views for end in (view.i, view.j)], minlength=1).max())
     budget, used = None if max_memory_gb is None else max_memory_gb * GB, present_memory_mb() * (1 << 20)
-    plan = from_main(  # the same for all processes, however much each has in use
-        lambda: plan_memory(num_frames, degree, 2 * len(views), samples_per_edge, is_split, budget, used)
-    )
+    demand = Demand(num_frames, degree, 2 * len(views), samples_per_edge, is_split)
+    plan = from_main(lambda: plan_memory(demand, budget, used))  # the same, however much each process has in use
     if plan.pairs_per_frame < degree:
         views = strongest_pairs(views, num_frames, plan.pairs_per_frame)
     if budget is not None:

@@ -82,9 +82,7 @@ def make_problem(num_frames: int, seed: int, settings: Settings | None = None) -
     truth = make_cameras(scene, num_frames, seed, distortion=settings.distortion)
     truth = draw_depth_affine(scene, truth, settings.depth_error, seed, settings.disparity)
     graph = covisibility_graph(scene, truth, settings.min_covisibility, settings.max_degree)
-    samples, inlier = draw_samples(
-        scene, truth, graph, settings.samples_per_edge, settings.depth_error, settings.match_error, seed
-    )
+    samples, inlier = draw_samples(scene, truth, graph, settings, seed)
     return Problem(scene, truth, graph, samples, inlier)
 
 
@@ -157,16 +155,10 @@ def _look_from(
 
 
 def draw_samples(
-    scene: Scene,
-    cameras: Cameras,
-    graph: PoseGraph,
-    samples_per_edge: int,
-    depth_error: DepthError,
-    match_error: MatchError,
-    seed: int,
+    scene: Scene, cameras: Cameras, graph: PoseGraph, settings: Settings, seed: int
 ) -> tuple[Samples, Bool[Tensor, "E K"]]:
     """Random pixels of frame i that frame j sees, with their matches and depths; and which matches are right."""
-    generator = seeded(seed, 8)
+    generator, samples_per_edge = seeded(seed, 8), settings.samples_per_edge
     data = torch.empty(len(graph.edges), samples_per_edge, 5)
     weight = torch.empty(len(graph.edges), samples_per_edge)
     inlier = torch.empty(len(graph.edges), samples_per_edge, dtype=torch.bool)
@@ -180,8 +172,8 @@ def draw_samples(
             raise InputError(f"frames {int(i[edge])} and {int(j[edge])} see nothing in common; remove this edge")
         choice, weight[rows] = _choose(is_seen, samples_per_edge)
         pixels, matches = (x.gather(1, choice[..., None].expand(-1, -1, 2)) for x in (pixels.double(), matches))
-        depth = observe_depth(scene, cameras, i, pixels, depth_error, seed)
-        matches, inlier[rows] = _disturb(matches, cameras.intrinsics.sizes[j, None], match_error, generator)
+        depth = observe_depth(scene, cameras, i, pixels, settings.depth_error, seed)
+        matches, inlier[rows] = _disturb(matches, cameras.intrinsics.sizes[j, None], settings.match_error, generator)
         data[rows] = torch.cat([pixels, matches, depth[..., None]], -1).float()
     return Samples(graph.edges, data, weight), inlier
 

@@ -71,15 +71,26 @@ def verify(
     return copy, seconds
 
 
-def run(  # noqa: PLR0913
-    verified: Path, images: Path, names: Sequence[str], mapper: str, calibrated: bool, seed: int, work: Path
+@dataclass(frozen=True)
+class Mapper:
+    """One of COLMAP's mappers, and how to run it."""
+
+    kind: str
+    """global or incremental."""
+    is_calibrated: bool
+    """Whether intrinsics are known, and held."""
+    seed: int
+
+
+def run(
+    mapper: Mapper, verified: Path, images: Path, names: Sequence[str], work: Path
 ) -> dict[str, Float64[np.ndarray, "3 4"]]:
     """Map the named images with one mapper; known intrinsics are held. Poses of the largest model by name."""
     pycolmap.logging.minloglevel = 3
-    pycolmap.set_random_seed(seed)
+    pycolmap.set_random_seed(mapper.seed)
     output = work / "models"
     output.mkdir()
-    models = _map(mapper, verified, images, output, names, calibrated, seed)
+    models = _map(mapper, verified, images, names, output)
     if not models:
         return {}
     largest = max(models.values(), key=lambda model: model.num_reg_images())
@@ -97,10 +108,10 @@ def _calibrate(database: Path, calibration: Mapping[str, Sequence[float]]) -> No
 
 
 def _map(
-    mapper: str, database: Path, images: Path, output: Path, names: Sequence[str], calibrated: bool, seed: int
+    mapper: Mapper, database: Path, images: Path, names: Sequence[str], output: Path
 ) -> dict[int, pycolmap.Reconstruction]:
-    refine = not calibrated
-    if mapper == "global":
+    refine, seed = not mapper.is_calibrated, mapper.seed
+    if mapper.kind == "global":
         options = pycolmap.GlobalPipelineOptions()
         options.random_seed = options.mapper.random_seed = seed
         options.image_names = list(names)

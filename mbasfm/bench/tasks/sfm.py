@@ -142,8 +142,7 @@ def run_colmap(assignment: Assignment, mapper: str) -> tuple[Poses, dict[str, fl
     intrinsics = None if calibration is None else {name: entry["K"] for name, entry in calibration.items()}
     verified, verify_seconds = colmap.verify(prepared.database, whole.names, intrinsics, job.seed)
     begin = time.perf_counter()
-    poses = colmap.run(
-        verified, whole.images, assignment.scene.names, mapper, calibration is not None, job.seed, assignment.work
-    )
+    how = colmap.Mapper(mapper, calibration is not None, job.seed)
+    poses = colmap.run(how, verified, whole.images, assignment.scene.names, assignment.work)
     seconds = {"features": prepared.features, "matching": prepared.matching, "verify": verify_seconds}
     return poses, seconds | {"map": time.perf_counter() - begin}
