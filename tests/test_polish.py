@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import (
     all_views,
+    compose,
     keypoints_with,
     make_lens,
     make_pose,
@@ -26,6 +27,7 @@ from scipy.stats import norm
 
 from mbasfm.polish.colmap_mapper import (
     HELD,
+    ROUGH_TOLERANCE,
     Freedom,
     Mapper,
     believed_difference,
@@ -115,6 +117,59 @@ def test_noise_is_that_of_the_pixels_however_short_the_tracks(num_frames):
     mapper = Mapper(model, views, [view.matches for view in views])
     mapper.triangulate()
     assert mapper.noise_px() == pytest.approx(0.4, rel=0.25)
+
+
+def long_chain(seed, num_frames=40, reach=2):
+    """A long lens around an object; every point is matched only in the few frames around its own."""
+    made = photograph(relief(15 * num_frames, seed), orbit(num_frames, distance=24.0), make_lens(5300.0), seed, 0.3)
+    views = []
+    for view in all_views(made):
+        own = made.point_of[view.i][view.matches[:, 0]] % num_frames
+        is_near = (abs(own - view.i) <= reach) & (abs(own - view.j) <= reach)
+        views += [replace(view, matches=view.matches[is_near])] if is_near.sum() >= 8 else []
+    return made, views
+
+
+def bent(made, step_deg):
+    """The true cameras, each turned around the object by so much more than the one before."""
+    turns = [make_pose([0, step_deg * k, 0.5 * step_deg * k], [0, 0, 0]) for k in range(made.num_frames)]
+    return replace(true_cameras(made), cam_from_world=torch.from_numpy(compose(made.cam_from_world, np.stack(turns))))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_adjustment_ends_where_the_next_one_stays(seed):
+    """However far the cameras are from there: cut off on the way, where they stand would hang on rounding."""
+    made, views = long_chain(seed)
+    names, frames, keypoints = inputs(made)
+    start = bent(made, 5.0)
+    mapper = Mapper(build_model(names, frames, start, keypoints, HELD), views, [view.matches for view in views])
+    mapper.triangulate()
+    ends = []
+    for tolerance in (ROUGH_TOLERANCE, 1e-12):
+        mapper.adjust(HELD, 0.4, tolerance)
+        ends.append(read_back(mapper.model, start).cam_from_world.numpy())
+    moved = pose_errors_deg(ends[0], replace(made, cam_from_world=ends[1]))[0]
+    turned = pose_errors_deg(ends[1], replace(made, cam_from_world=start.cam_from_world.numpy()))[0]
+    assert turned.max() > 10 and moved.max() < 0.5
+
+
+def test_a_ten_thousandth_of_a_pixel_is_not_felt():
+    """It is 3000 times less than the noise, and moves cameras by less than 1/300 of what the noise does."""
+    made, views = long_chain(0, num_frames=16)
+    generator = np.random.default_rng(0)
+    wrong = [generator.random(view.num_inliers) < 0.05 for view in views]
+    for view, rows in zip(views, wrong, strict=True):
+        view.matches[rows, 1] = generator.permutation(view.matches[rows, 1])
+    ends = []
+    for draw in range(3):
+        noise = np.random.default_rng(draw)
+        pixels = [rows + 1e-4 * noise.standard_normal(rows.shape) for rows in made.pixels]
+        ends.append(run(replace(made, pixels=pixels), bent(made, 1.0), views=views))
+    assert all(end.used for end in ends)
+    first, *others = [end.cameras.cam_from_world.numpy() for end in ends]
+    error = pose_errors_deg(first, made)[0].max()
+    moved = [pose_errors_deg(other, replace(made, cam_from_world=first))[0].max() for other in others]
+    assert error < 1.0 and max(moved) < error / 300
 
 
 def test_a_wrong_focal_is_corrected_where_it_may_change_and_kept_where_not():
@@ -407,6 +462,20 @@ def test_a_match_less_leaves_all_other_tracks_as_they_are():
     for view, before, after in zip(fewer, one.held, other.held, strict=True):
         same = made.point_of[view.i][view.matches[:, 0]] != lost
         assert np.array_equal(before[len(before) - len(after) :][same], after[same])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_joins_two_places_of_one_photograph_is_never_held_out(seed):
+    made = make_scene(count=2000)
+    first, *others = all_views(made)
+    joined = first.matches[:200]
+    swapped = np.column_stack([joined[:, 0], joined[:, 1].reshape(100, 2)[:, ::-1].ravel()])
+    views = [replace(first, matches=np.concatenate([first.matches, swapped])), *others]
+    split = split_matches(views, keypoints_with(made, made.depth), 10_000, seed)
+    points = set(made.point_of[first.i][joined[:, 0]])
+    held = [made.point_of[v.i][v.matches[chosen, 0]] for v, chosen in zip(views, split.held, strict=True)]
+    assert not points & set(np.concatenate(held)) and len(np.concatenate(held)) > 0
+    assert split.used[0][-200:].all()
 
 
 def test_few_matches_are_all_used():

@@ -24,7 +24,11 @@ LOSS_SIGMAS = 2.385
 """Where the Cauchy loss begins to let go: with it, 95 % of the precision of least squares on normal errors."""
 RAYLEIGH_MEDIAN = 1.1774
 """Median length of a 2-vector of unit normal numbers."""
-ROUGH_TOLERANCE, FINE_TOLERANCES = 1e-4, (1e-5, 1e-6)
+ROUGH_TOLERANCE, FINE_TOLERANCES = 1e-6, (1e-7, 1e-8)
+"""Relative change of the cost. Where few tracks hold two halves of a scene together, cameras turn by degrees while the
+cost hardly falls; stopped on the way, filters cut the tracks that would have pulled them on."""
+MAX_ITERATIONS = 1000
+"""Far more than are needed: where an adjustment is cut off says nothing about the scene, and hangs on rounding."""
 CENTER_SIGMA = 0.01
 """Real lenses are some pixels off centre [share of the long side]."""
 RADIAL_SIGMA = 0.1
@@ -166,6 +170,7 @@ class Mapper:
         options.ceres.loss_function_scale = LOSS_SIGMAS * noise_px
         options.ceres.auto_select_solver_type = True
         options.ceres.solver_options.function_tolerance = tolerance
+        options.ceres.solver_options.max_num_iterations = MAX_ITERATIONS
         options.ceres.solver_options.num_threads = 1  # with more, sums come in another order each time
         depth = self.depth if freedom == HELD and self._priors is None else None
         model = with_depth(self.model, depth, max(self.noise_px(), MIN_NOISE_PX)) if depth else self.model

@@ -30,7 +30,8 @@ def split_matches(views: Sequence[TwoView], keypoints: Sequence[Keypoints], trac
     """Hold out a seeded share of all tracks, if these are many; of the rest use each frame's longest tracks.
 
     A track is all keypoints that matches connect. Beyond some hundreds per frame further tracks cost time but hardly
-    add precision.
+    add precision. What connects two places of one photograph is no track: wrong matches join thousands of keypoints,
+    and one match more or less would decide about all of them at once. It is never held out.
     """
     num_keypoints = [len(points.pixels) for points in keypoints]
     offset = np.concatenate([[0], np.cumsum(num_keypoints)])
@@ -42,12 +43,20 @@ def split_matches(views: Sequence[TwoView], keypoints: Sequence[Keypoints], trac
     frame = np.repeat(np.arange(len(num_keypoints)), num_keypoints)
     number, order = _lots_of_tracks(frame, keypoints, track, seed)
     share = np.clip(1.5 * MIN_HELD_OUT / max(len(first), 1), HELD_OUT_SHARE, MAX_HELD_OUT_SHARE)
-    held = number < share
+    held = (number < share) & ~_is_doubled(frame, track)
     held &= held[track[first]].sum() >= MIN_HELD_OUT
     priority = np.where(held, 0, np.bincount(track, minlength=num_tracks)) + order
     chosen = longest_tracks(frame, track, priority, tracks_per_frame) & ~held
     pieces = np.cumsum([view.num_inliers for view in views])[:-1]
     return Split(np.split(chosen[track[first]], pieces), np.split(held[track[first]], pieces))
+
+
+def _is_doubled(frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"]) -> Bool[np.ndarray, " T"]:
+    """Whether a track has several keypoints in one photograph."""
+    seen, count = np.unique(np.stack([track, frame]), axis=1, return_counts=True)
+    doubled = np.zeros(track.max(initial=-1) + 1, dtype=bool)
+    doubled[seen[0, count > 1]] = True
+    return doubled
 
 
 def _lots_of_tracks(
