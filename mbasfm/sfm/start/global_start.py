@@ -22,8 +22,8 @@ def global_start(
 ) -> Cameras:
     """Cameras that agree best with all pairs and all depth maps together.
 
-    The first frame of every component is at the origin, and depth is as large as the maps say on average. Where maps say
-    nothing about lengths positions follow from directions alone.
+    The first frame of every component is at the origin, and depth is as large as its maps say on average. Where maps
+    say nothing about lengths, positions follow from directions alone.
     """
     num_frames, kind = len(keypoints), is_disparity.numpy()
     rotation = average_rotations(views, num_frames)
@@ -59,7 +59,7 @@ _EXTREMES = ((np.min, np.inf), (np.max, -np.inf))
 def _in_unit_of_depth(
     log_scale: Float64[np.ndarray, " N"], centers: Float64[np.ndarray, "N 3"], label: Int64[np.ndarray, " N"]
 ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, "N 3"]]:
-    """Scales and centres with every component as large as its depth maps say on average; where no scale is known, that."""
+    """Scales and centres with every component as large as its maps say on average; an unknown scale is the average."""
     known = np.isfinite(log_scale)
     middle = np.zeros(len(log_scale))
     for part in np.unique(label[known]).tolist():

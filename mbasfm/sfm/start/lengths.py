@@ -1,8 +1,8 @@
 """Lengths of all baselines, and size and shift of all depth maps, from what pairs triangulate.
 
-A pair triangulates inverse depth up to its unknown baseline: rho = b exp(lambda + g), with g the logarithm of the inverse
-depth that the map has, and lambda its unknown scale. The shift of a map is a ratio in which b cancels, so that it is
-found first, pair by pair. What is left is linear in the logarithms.
+A pair triangulates inverse depth up to its unknown baseline: rho = b exp(lambda + g), with g the logarithm of inverse
+depth as the map has it, and lambda that of its unknown scale. The shift of a map is a ratio in which b cancels, so that
+it is found first, pair by pair. What is left is linear in the logarithms.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,9 @@ from jaxtyping import Bool, Float64, Int64
 
 from mbasfm.objective.distribution import MAD_TO_SIGMA
 from mbasfm.sfm.start.averaging import FrameGraph, expected_error_deg, solve_laplacian
-from mbasfm.sfm.start.directed_pair import Edge, Edges, parallax_deg, reverse, triangulate
+from mbasfm.sfm.start.directed_pair import MIN_PARALLAX_DEG, Edge, Edges, parallax_deg, reverse, triangulate
 from mbasfm.types.pairs import TwoView
 
-MIN_PARALLAX_DEG = 0.5
-"""Below it the direction of translation, and triangulated depth, are noise."""
 MAX_MATCHES = 200
 """Matches that measure one pair; more make medians hardly better."""
 INDEPENDENT = 20
@@ -204,9 +202,9 @@ def _solve_lines(x: np.ndarray, one: np.ndarray, y: np.ndarray, weight: np.ndarr
 def _solve_differences(
     ends: Int64[np.ndarray, "P 2"], gap: Float64[np.ndarray, " P"], sigma: Float64[np.ndarray, " P"], num_frames: int
 ) -> tuple[Float64[np.ndarray, " N"], Int64[np.ndarray, " N"]]:
-    """Values with value_i - value_j = gap of least absolute deviation, of median 0 in each connected part, and the parts.
+    """Values with value_i - value_j = gap of least absolute deviation, and the number of each frame's connected part.
 
-    Frames that no known gap reaches have neither.
+    The median of every part is 0. Frames that no known gap reaches have neither value nor part.
     """
     known = np.isfinite(gap) & np.isfinite(sigma)
     ends, gap, sigma = ends[known], gap[known], sigma[known]

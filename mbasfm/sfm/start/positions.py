@@ -6,14 +6,20 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from mbasfm.sfm.start.averaging import FrameGraph, solve_blocks
-from mbasfm.sfm.start.lengths import MIN_PARALLAX_DEG, Lengths, PairDepths
+from mbasfm.sfm.start.directed_pair import MIN_PARALLAX_DEG
+from mbasfm.sfm.start.lengths import Lengths, PairDepths
 from mbasfm.types.pairs import TwoView
 
-CONVEX_ROUNDS, LAST_ROUNDS = 30, 10
+ROUNDS = 20
+"""Of least unsquared deviations, twice, and without outliers."""
 OUTLIER = 3.0
 """Standard deviations at which a pair stops pulling, in the last rounds."""
 SMALLEST = 1e-3
 """Where an absolute value becomes a parabola [standard deviations]."""
+MAX_FACTOR = 1000.0
+"""By which errors may be larger or smaller than expected."""
+MANY_LOOPS = 10
+"""Independent loops of pairs from which on they say more about errors than what was expected before."""
 LOOSE = 10.0
 """Standard deviation of the logarithm of a length that nothing tells."""
 
@@ -24,22 +30,42 @@ def positions_with_lengths(
     """Camera centres with centre_j - centre_i = b d for every pair; the first frame of each component is at the origin.
 
     Least unsquared deviations first, which are convex, so that the start does not matter; then outliers are cut off.
-    Errors are relative to the length. Cameras of pairs without parallax are pulled together.
+    Errors are relative to the length; how much directions and lengths are worth, each kind by itself, shows in how
+    well they agree. Cameras of pairs without parallax are pulled together.
     """
     graph = FrameGraph.build(depths.ends, len(rotation))
     line = _lines(views, rotation, depths.ends)
     length, across, along = _expectations(depths, lengths, graph)
     target = np.where(depths.moved, length, 0.0)[:, None] * line
     outer = line[:, :, None] * line[:, None, :]
-    precision = (np.eye(3) - outer) / across[:, None, None] ** 2 + outer / along[:, None, None] ** 2
-    centers = np.zeros((len(rotation), 3))
-    for number in range(CONVEX_ROUNDS + LAST_ROUNDS):
+    loops = int(depths.moved.sum()) - len(graph.free)
+    centers, factor = np.zeros((len(rotation), 3)), (1.0, 1.0)
+    for number in range(3 * ROUNDS):
         rest = centers[depths.ends[:, 1]] - centers[depths.ends[:, 0]] - target
-        error = np.sqrt(np.einsum("pi,pij,pj->p", rest, precision, rest))
-        pull = 1 / np.maximum(error, SMALLEST) if number < CONVEX_ROUNDS else 1 / (1 + (error / OUTLIER) ** 2) ** 2
+        beside, ahead = _errors(rest, line, across, along)
+        if number in (ROUNDS, 2 * ROUNDS):
+            factor = _typical(beside[depths.moved], loops), _typical(ahead[depths.moved], loops)
+        error = np.hypot(beside / factor[0], ahead / factor[1])
+        pull = 1 / np.maximum(error, SMALLEST) if number < 2 * ROUNDS else 1 / (1 + (error / OUTLIER) ** 2) ** 2
+        inverse_squares = [(f * sigma[:, None, None]) ** -2 for f, sigma in zip(factor, (across, along), strict=True)]
+        precision = (np.eye(3) - outer) * inverse_squares[0] + outer * inverse_squares[1]
         block = (pull if number else np.ones_like(pull))[:, None, None] * precision
         centers = solve_blocks(graph, block, np.einsum("pij,pj->pi", block, target), centers)
     return centers
+
+
+def _errors(rest: np.ndarray, line: np.ndarray, across: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Errors across and along the baselines, in what was expected."""
+    ahead = (rest * line).sum(1)
+    return np.linalg.norm(rest - ahead[:, None] * line, axis=1) / across, np.abs(ahead) / along
+
+
+def _typical(errors: Float64[np.ndarray, " P"], loops: int) -> float:
+    """How large errors are, in what was expected: as expected where hardly any loop of pairs could show it."""
+    if loops <= 0:
+        return 1.0
+    found = np.clip(np.quantile(errors, 0.75), 1 / MAX_FACTOR, MAX_FACTOR)
+    return float(found ** (loops / (loops + MANY_LOOPS)))
 
 
 def _lines(

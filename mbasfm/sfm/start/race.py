@@ -1,11 +1,11 @@
 """Which of several sets of cameras is best, by points that two frames triangulate and a third one sees.
 
-Pairs alone cannot tell how long baselines are to each other, and depth would judge what it has made itself. A point that
-two frames triangulate must appear in the third where it was found there.
+Pairs alone cannot tell how long baselines are to each other, and depth would judge what it has made itself. A point
+that two frames triangulate must appear in the third where it was found there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -86,7 +86,10 @@ def agreement(cameras: Cameras, transfers: Transfers) -> Float64[np.ndarray, " N
 def choose(
     candidates: Sequence[Cameras], transfers: Transfers, component: Int64[np.ndarray, " N"], otherwise: int
 ) -> Int64[np.ndarray, " N"]:
-    """Number of the best candidate for every frame's component, the first of equals; ``otherwise`` where none is judged."""
+    """Number of the best candidate for every frame's component, the first of equals.
+
+    It is ``otherwise`` in components where hardly any track has three frames.
+    """
     scores = np.stack([agreement(cameras, transfers) for cameras in candidates])
     asked = np.bincount(transfers.frames[:, 0].numpy(), minlength=len(component))
     chosen = np.full(len(component), otherwise)
@@ -95,6 +98,14 @@ def choose(
         if asked[mine].sum() >= MIN_TRANSFERS:
             chosen[mine] = int(np.argmax(np.nanmean(scores[:, mine], axis=1)))
     return chosen
+
+
+def mix(candidates: Sequence[Cameras], chosen: Int64[np.ndarray, " N"]) -> Cameras:
+    """Cameras of each frame from the candidate of its number; lenses are those of the first."""
+    rows, number = torch.arange(len(chosen)), torch.from_numpy(chosen)
+    fields = ("cam_from_world", "depth_scale", "depth_shift")
+    taken = {name: torch.stack([getattr(cameras, name) for cameras in candidates])[number, rows] for name in fields}
+    return replace(candidates[0], **taken)
 
 
 def _sharing(first: Int64[np.ndarray, " M"], second: Int64[np.ndarray, " M"]) -> np.ndarray:
