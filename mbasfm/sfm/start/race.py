@@ -23,6 +23,8 @@ PER_FRAME = 200
 """Points that each frame is asked about, at most."""
 MIN_TRANSFERS = 30
 """Fewer in a component decide nothing."""
+DOUBT = 2.0
+"""Standard deviations of the mean gain over frames by which one candidate must be better than another."""
 LIMITS_PX = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """What counts is the share of points within each, on average [px at a long side of 1024]."""
 
@@ -86,7 +88,7 @@ def agreement(cameras: Cameras, transfers: Transfers) -> Float64[np.ndarray, " N
 def choose(
     candidates: Sequence[Cameras], transfers: Transfers, component: Int64[np.ndarray, " N"], otherwise: int
 ) -> Int64[np.ndarray, " N"]:
-    """Number of the best candidate for every frame's component, the first of equals.
+    """Number of the best candidate for every frame's component; a later one must be better beyond doubt.
 
     It is ``otherwise`` in components where hardly any track has three frames.
     """
@@ -96,16 +98,33 @@ def choose(
     for part in np.unique(component[component >= 0]).tolist():
         mine = component == part
         if asked[mine].sum() >= MIN_TRANSFERS:
-            chosen[mine] = int(np.argmax(np.nanmean(scores[:, mine], axis=1)))
+            chosen[mine] = _winner(scores[:, mine & (asked > 0)])
     return chosen
+
+
+def _winner(scores: Float64[np.ndarray, "C F"]) -> int:
+    """Candidate that frames agree with most; what they agree with about equally, frame by frame, is equal."""
+    best = 0
+    for number in range(1, len(scores)):
+        gain = scores[number] - scores[best]
+        if gain.mean() > DOUBT * gain.std(ddof=1) / np.sqrt(len(gain)):
+            best = number
+    return best
 
 
 def mix(candidates: Sequence[Cameras], chosen: Int64[np.ndarray, " N"]) -> Cameras:
     """Cameras of each frame from the candidate of its number; lenses are those of the first."""
     rows, number = torch.arange(len(chosen)), torch.from_numpy(chosen)
-    fields = ("cam_from_world", "depth_scale", "depth_shift")
-    taken = {name: torch.stack([getattr(cameras, name) for cameras in candidates])[number, rows] for name in fields}
-    return replace(candidates[0], **taken)
+
+    def take(values: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(values))[number, rows]
+
+    return replace(
+        candidates[0],
+        cam_from_world=take([cameras.cam_from_world for cameras in candidates]),
+        depth_scale=take([cameras.depth_scale for cameras in candidates]),
+        depth_shift=take([cameras.depth_shift for cameras in candidates]),
+    )
 
 
 def _sharing(first: Int64[np.ndarray, " M"], second: Int64[np.ndarray, " M"]) -> np.ndarray:
