@@ -129,6 +129,27 @@ def test_where_depth_says_nothing_positions_follow_from_directions(level):
     assert cameras.depth_scale.isfinite().all() and (cameras.depth_scale > 0).all()
 
 
+@pytest.mark.parametrize("pairs", ["all", "through it"])
+def test_a_frame_without_depth_has_its_place(pairs):
+    """Also where two parts meet in it alone, so that their units have nothing to do with each other."""
+    made = photograph(relief(250, 5), orbit(7), make_lens(), seed=5)
+    views = [view for view in all_views(made) if pairs == "all" or not view.i < 3 < view.j]
+    keypoints = raw_depth(made, True)
+    keypoints[3] = replace(keypoints[3], raw_depth=np.full_like(keypoints[3].raw_depth, np.nan))
+    cameras = start(made, views, keypoints, True)
+    assert cameras.cam_from_world.isfinite().all() and (cameras.depth_scale > 0).all()
+    if pairs == "all":
+        assert_similar(cameras, made, 2e-3)
+    else:
+        turn, direction = pose_errors_deg(cameras.cam_from_world.numpy()[:4], first_frames(made, 4))
+        assert turn.max() < 0.01 and direction.max() < 0.5
+
+
+def first_frames(made, count):
+    """The first frames of a scene."""
+    return replace(made, cam_from_world=made.cam_from_world[:count], lenses=made.lenses[:count])
+
+
 def test_components_have_units_of_their_own():
     made = photograph(relief(250, 13), orbit(7), make_lens(), seed=13)
     parts = ((0, 1, 2), (4, 5, 6))

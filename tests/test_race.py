@@ -25,6 +25,7 @@ from mbasfm.sfm.pairs.pose_graph import find_components
 from mbasfm.sfm.sampling import draw_samples
 from mbasfm.sfm.start.adjust_best import Judge, adjust_best
 from mbasfm.sfm.start.astray import find_astray, place_again
+from mbasfm.sfm.start.candidates import start_cameras
 from mbasfm.sfm.start.race import agreement, choose, find_transfers, mix, transfer_errors_px
 
 
@@ -56,6 +57,18 @@ def end_at():
     found = adjust(true_cameras(made), samples, replace(SPLIT, max_steps=1, restarts=0))
     ((name, step),) = found.steps[:1]
     return lambda cameras, score=0.0: replace(found, cameras=cameras, steps=((name, replace(step, score=score)),))
+
+
+def test_given_poses_come_first_and_the_paper_tree_alone():
+    made, views, keypoints = scene()
+    cameras = true_cameras(made)
+    known = views, keypoints, cameras.intrinsics, cameras.is_disparity
+    given = {frame: made.cam_from_world[frame] for frame in range(6)}
+    starts, placed = start_cameras(*known, given=given)
+    assert placed.all() and torch.equal(starts[0].cam_from_world, cameras.cam_from_world)
+    without, _ = start_cameras(*known)
+    assert len(starts) == len(without) + 1 >= 3
+    assert len(start_cameras(*known, tree="paper")[0]) == 1
 
 
 def test_true_cameras_find_every_point_where_it_is_seen():

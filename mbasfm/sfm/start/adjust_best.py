@@ -14,7 +14,7 @@ from mbasfm.sfm.start.race import Transfers, choose, find_transfers, mix
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
-MANY_PAIRS = 20_000
+MANY_PAIRS = 5_000
 """Beyond it, adjustment takes so long that only the start that looks best goes on."""
 Run = Callable[[int, Cameras], Adjustment]
 """Adjusts cameras; the number tells apart what is adjusted."""

@@ -43,17 +43,13 @@ def global_start(
 
 def _is_told(depths: PairDepths, lengths: Lengths, label: Int64[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
     """Whether depth tells the lengths of a frame's component: maps of more than one value, all in one unit."""
-    with np.errstate(invalid="ignore"):
-        low, high = (f(np.where(np.isfinite(depths.raw), depths.raw, empty), axis=1) for f, empty in _EXTREMES)
-    parts = {int(frame_label): set[int]() for frame_label in label}
-    for own, part in zip(label.tolist(), lengths.part.tolist(), strict=True):
-        parts[own] |= {part} - {-1}
-    varied = set(label[depths.frame[high > low]].tolist())
-    lonely = np.bincount(depths.ends.ravel(), minlength=len(label)) == 0
-    return np.array([own in varied and len(parts[own]) == 1 for own in label.tolist()]) | lonely
-
-
-_EXTREMES = ((np.min, np.inf), (np.max, -np.inf))
+    known = np.isfinite(depths.raw)
+    high, low = (f(depths.raw, axis=1, where=known, initial=i) for f, i in ((np.max, -np.inf), (np.min, np.inf)))
+    is_varied = np.isin(label, label[depths.frame[high > low]])
+    units = np.unique(np.stack([label, lengths.part], 1)[lengths.part >= 0], axis=0)[:, 0]
+    has_one_unit = np.bincount(units, minlength=len(label))[label] == 1
+    is_lonely = ~np.isin(np.arange(len(label)), depths.ends)
+    return (is_varied & has_one_unit) | is_lonely
 
 
 def _in_unit_of_depth(
