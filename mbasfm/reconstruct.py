@@ -181,7 +181,7 @@ def place(
         progress.say("no verified match has depth, so there is nothing to adjust")
         return None
     with progress.stage("adjust") as facts:
-        judge = from_main(lambda: Judge.build(views, observations.keypoints, config.max_error_px, config.seed))
+        judge = Judge.build(views, observations.keypoints, config.max_error_px, config.seed)
         placed = _adjust_best(starts, samples, judge, start, given.priors, config, stock.folder)
         adjustment = placed.adjustment
         facts.update(steps=len(adjustment.steps), registered=int(adjustment.registered.sum()))

@@ -1,6 +1,8 @@
 """Which start is taken: points that two frames triangulate must appear in a third where it saw them."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,12 +23,23 @@ from made_up import (
 
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import SPLIT
+from mbasfm.config import Config
+from mbasfm.datasets.plain import Plain
+from mbasfm.io.cache import Cache
+from mbasfm.io.images import find_photos
+from mbasfm.matching.observe import observe
+from mbasfm.runtime.progress import Progress
 from mbasfm.sfm.pairs.pose_graph import find_components
+from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.sampling import draw_samples
 from mbasfm.sfm.start.adjust_best import Judge, adjust_best
 from mbasfm.sfm.start.astray import find_astray, place_again
 from mbasfm.sfm.start.candidates import start_cameras
 from mbasfm.sfm.start.race import agreement, choose, find_transfers, mix, transfer_errors_px
+from mbasfm.sfm.user_files import read_given
+from mbasfm.types.cameras import Cameras
+
+SHARED = Path(__file__).parents[2] / "shared"
 
 
 def scene(num_frames=6, seed=0, noise_px=0.0):
@@ -189,3 +202,25 @@ def test_frames_astray_get_another_start_and_the_better_end_stays(end_at):
     assert end.cameras.cam_from_world.numpy() == pytest.approx(made.cam_from_world, abs=0.01)
     _, same = adjust_best([wrong], lambda number, cameras: end_at(wrong), judge)
     assert same.cameras is wrong
+
+
+@pytest.mark.slow
+def test_photographs_know_their_true_cameras(tmp_path):
+    """Of a church, measured by laser: a camera a twentieth too far from the first is seen, and any turn by a degree."""
+    if not (SHARED / "data" / "strecha_herzjesu8").is_dir():
+        pytest.skip(f"no photographs at {SHARED}")
+    truth = Plain(SHARED / "data").load("strecha_herzjesu8")
+    photos, _ = find_photos(truth.images)
+    assert [photo.name for photo in photos] == list(truth.names)
+    (tmp_path / "cameras.json").write_text(json.dumps({"images": truth.calibration()}))
+    config = Config(depth="flat", matcher="sift", cameras=str(tmp_path / "cameras.json"))
+    observations = observe(photos, config, Cache(None), Progress())
+    start, views = verify_pairs(observations, read_given(photos, config).cameras, config, Cache(None), Progress())
+    transfers = find_transfers(views, observations.keypoints, 0)
+    pose = torch.from_numpy(np.ascontiguousarray(truth.cam_from_world))
+    cameras = Cameras.with_depth_as_given(pose, start.intrinsics)
+    component = find_components(views, len(photos))
+    assert agreement(cameras, transfers).mean() > 0.9
+    for wrong in (stretched(cameras, 4, 1.05), turned(cameras, 6, 1.0)):
+        assert (choose([wrong, cameras], transfers, component, 0) == 1).all()
+        assert (choose([cameras, wrong], transfers, component, 1) == 0).all()
