@@ -30,7 +30,7 @@ from mbasfm.sfm.outcome import Placed, Run
 from mbasfm.sfm.pairs.pose_graph import choose_answers, drop_inconsistent, find_components, select_edges
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.sample_budget import Stock, within_budget
-from mbasfm.sfm.start.adjust_best import Judge, adjust_best, score_of
+from mbasfm.sfm.start.adjust_best import AdjustStart, Judge, adjust_best, score_of
 from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
 from mbasfm.sfm.start.candidates import start_cameras
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
@@ -181,13 +181,13 @@ def place(
         progress.say("no verified match has depth, so there is nothing to adjust")
         return None
     with progress.stage("adjust") as facts:
+        run = _adjusting(samples, start, given.priors, config, stock.folder)
         judge = Judge.build(views, observations.keypoints, config.max_error_px, config.seed)
-        placed = _adjust_best(starts, samples, judge, start, given.priors, config, stock.folder)
-        adjustment = placed.adjustment
+        cameras, adjustment = adjust_best(starts, run, judge if config.tree == "consistent" else None)
         facts.update(steps=len(adjustment.steps), registered=int(adjustment.registered.sum()))
         facts["score"] = score_of(adjustment)
         facts["inlier_share"] = float(adjustment.diagnosis.inlier_share[adjustment.registered].mean())
-    return placed
+    return Placed(cameras, samples, adjustment)
 
 
 def check_against_depth(
@@ -202,29 +202,20 @@ def check_against_depth(
     return kept
 
 
-def _adjust_best(
-    starts: Sequence[Cameras],
-    samples: SampleSource,
-    judge: Judge,
-    start: StartIntrinsics,
-    priors: PosePriors | None,
-    config: Config,
-    folder: Path | None,
-) -> Placed:
-    """Adjust every start and take the best end; in the folder is noted how far each has come."""
+def _adjusting(
+    samples: SampleSource, start: StartIntrinsics, priors: PosePriors | None, config: Config, folder: Path | None
+) -> AdjustStart:
+    """What adjusts one start after the other; in the folder is noted how far each has come."""
     stages = stages_of(config)
     if bool((start.is_exif | start.is_init | start.is_known).all()):
         stages = tuple(replace(s, priors=replace(s.priors, log_focal=EXIF_LOG_FOCAL)) for s in stages)
     fixed = replace(Fixed.build(len(start.is_known), radial=config.lens not in BENT), focal=start.is_known)
     fixed = replace(fixed, radial=fixed.radial | start.is_known)
 
-    def end_of(number: int, cameras: Cameras) -> Adjustment:
+    def run(number: int, cameras: Cameras) -> Adjustment:
         path = None if folder is None else folder / f"adjust-{number}.pt"
         journal = FileJournal(path, cameras, samples, stages, fixed, priors)
         with all_cores():
             return adjust(cameras, samples, stages, fixed, None, priors, journal)
 
-    if config.tree == "paper":
-        return Placed(starts[0], samples, end_of(0, starts[0]))
-    cameras, adjustment = adjust_best(starts, end_of, judge)
-    return Placed(cameras, samples, adjustment)
+    return run

@@ -16,7 +16,7 @@ from mbasfm.types.pairs import Keypoints, TwoView
 
 MANY_PAIRS = 5_000
 """Beyond it, adjustment takes so long that only the start that looks best goes on."""
-Run = Callable[[int, Cameras], Adjustment]
+AdjustStart = Callable[[int, Cameras], Adjustment]
 """Adjusts cameras; the number tells apart what is adjusted."""
 
 
@@ -42,12 +42,14 @@ class Judge:
         return from_main(lambda: choose(candidates, self.transfers, self.component, otherwise))
 
 
-def adjust_best(starts: Sequence[Cameras], run: Run, judge: Judge) -> tuple[Cameras, Adjustment]:
-    """The best of all adjusted starts, and its start.
+def adjust_best(starts: Sequence[Cameras], run: AdjustStart, judge: Judge | None) -> tuple[Cameras, Adjustment]:
+    """The best of all adjusted starts, and its start; without a judge, the first.
 
     Where components differ in which start is best, their best starts are adjusted together. Then frames that contradict
     most of their pairs are placed again, once.
     """
+    if judge is None:
+        return starts[0], run(0, starts[0])
     if len(judge.views) > MANY_PAIRS:
         starts = [mix(starts, judge.choose(starts))]
     ends = [run(number, cameras) for number, cameras in enumerate(starts)]
