@@ -19,18 +19,19 @@ from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.scene.report_file import write_report_json
 from mbasfm.scene.write import NOTHING_WRITTEN, write_scene
-from mbasfm.sfm.adjust_starts import adjust_best
+from mbasfm.sfm.adjust_starts import adjuster
 from mbasfm.sfm.align_world import align_world
 from mbasfm.sfm.build_graph import build_graph
 from mbasfm.sfm.components import Finishing, finish
 from mbasfm.sfm.input_photos import folder_of, input_photos
-from mbasfm.sfm.outcome import Run
+from mbasfm.sfm.outcome import Placed, Run
 from mbasfm.sfm.pairs.pose_graph import find_components
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.residual_curves import residual_curves
 from mbasfm.sfm.sample_budget import within_budget
 from mbasfm.sfm.solved import Inputs, Solved
-from mbasfm.sfm.start.initialize import initialize_cameras
+from mbasfm.sfm.start.adjust_best import Judge, adjust_best
+from mbasfm.sfm.start.candidates import start_cameras
 from mbasfm.sfm.starting_intrinsics import known_intrinsics
 from mbasfm.sfm.user_files import Given, UserFiles, read_given
 from mbasfm.types.observations import Observations
@@ -109,7 +110,7 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         return Solved(seen, start, verified, views)
     with stage("initialize") as facts:
         known = seen.keypoints, start.intrinsics, seen.is_disparity
-        starts, has_pose = from_main(lambda: initialize_cameras(views, *known, config.tree, given.poses))
+        starts, has_pose = from_main(lambda: start_cameras(views, *known, config.tree, given.poses))
         samples = stock.draw(views, seen.keypoints, config.seed)
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
@@ -117,7 +118,10 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         return Solved(seen, start, verified, views)
     with stage("adjust") as facts:
         stages, held = stages_of(config, start.is_told), start.held(config.lens)
-        placed = adjust_best(starts, samples, stages, held, given.priors, folder)
+        judge = Judge.build(views, seen.keypoints, config.max_error_px, config.seed)
+        adjust_start = adjuster(samples, stages, held, given.priors, folder)
+        best, adjustment = adjust_best(starts, adjust_start, judge if config.tree == "consistent" else None)
+        placed = Placed(best, samples, adjustment)
         facts.update(placed.facts())
     return Solved(seen, start, verified, views, placed)
 

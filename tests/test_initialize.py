@@ -264,3 +264,13 @@ def test_the_same_input_gives_the_same_cameras():
     first, second = (start(made, all_views(made, True), raw_depth(made))[0] for _ in range(2))
     assert torch.equal(first.cam_from_world, second.cam_from_world)
     assert torch.equal(first.depth_scale, second.depth_scale)
+
+
+def test_disparity_of_unknown_shift_bends_no_wall():
+    """The two-view poses are right; lifted by disparity without its shift, the wall would be another one."""
+    made = photograph(wall(300, 5), orbit(4, step_deg=15.0), make_lens(), seed=5, noise_px=0.2)
+    views = all_views(made, is_planar=True)
+    keypoints = keypoints_with(made, [1 / depth - 0.15 for depth in made.depth])
+    cameras, _ = start(made, views, keypoints, True)
+    turn, _ = pose_errors_deg(cameras.cam_from_world.numpy(), made)
+    assert turn.max() < 0.5

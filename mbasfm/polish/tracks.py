@@ -33,22 +33,39 @@ def split_matches(views: Sequence[TwoView], keypoints: Sequence[Keypoints], trac
     add precision. What connects two places of one photograph is no track: wrong matches join thousands of keypoints,
     and one match more or less would decide about all of them at once. It is never held out.
     """
-    num_keypoints = [len(points.pixels) for points in keypoints]
-    offset = np.concatenate([[0], np.cumsum(num_keypoints)])
-    first = np.concatenate([offset[view.i] + view.matches[:, 0] for view in views])
-    second = np.concatenate([offset[view.j] + view.matches[:, 1] for view in views])
-    size = int(offset[-1])
-    links = coo_matrix((np.ones(len(first), dtype=bool), (first, second)), shape=(size, size))
-    num_tracks, track = connected_components(links, directed=False)
-    frame = np.repeat(np.arange(len(num_keypoints)), num_keypoints)
+    frame, track, size = connect(views, keypoints)
+    first = track[_first_ends(views, keypoints)]
     number, order = _lots_of_tracks(frame, keypoints, track, seed)
     share = np.clip(1.5 * MIN_HELD_OUT / max(len(first), 1), HELD_OUT_SHARE, MAX_HELD_OUT_SHARE)
     held = (number < share) & ~_is_doubled(frame, track)
-    held &= held[track[first]].sum() >= MIN_HELD_OUT
-    priority = np.where(held, 0, np.bincount(track, minlength=num_tracks)) + order
+    held &= held[first].sum() >= MIN_HELD_OUT
+    priority = np.where(held, 0, size) + order
     chosen = longest_tracks(frame, track, priority, tracks_per_frame) & ~held
     pieces = np.cumsum([view.num_inliers for view in views])[:-1]
-    return Split(np.split(chosen[track[first]], pieces), np.split(held[track[first]], pieces))
+    return Split(np.split(chosen[first], pieces), np.split(held[first], pieces))
+
+
+def connect(
+    views: Sequence[TwoView], keypoints: Sequence[Keypoints]
+) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"], Int64[np.ndarray, " T"]]:
+    """Frame and track of every keypoint, frame after frame, and how many keypoints each track has."""
+    num_keypoints = [len(points.pixels) for points in keypoints]
+    offset = _offsets(keypoints)
+    ends = _first_ends(views, keypoints), np.concatenate([offset[view.j] + view.matches[:, 1] for view in views])
+    links = coo_matrix((np.ones(len(ends[0]), dtype=bool), ends), shape=(int(offset[-1]),) * 2)
+    num_tracks, track = connected_components(links, directed=False)
+    frame = np.repeat(np.arange(len(num_keypoints)), num_keypoints)
+    return frame, track.astype(np.int64), np.bincount(track, minlength=num_tracks)
+
+
+def _first_ends(views: Sequence[TwoView], keypoints: Sequence[Keypoints]) -> Int64[np.ndarray, " M"]:
+    """The first keypoint of every match, as its number among all."""
+    offset = _offsets(keypoints)
+    return np.concatenate([offset[view.i] + view.matches[:, 0] for view in views])
+
+
+def _offsets(keypoints: Sequence[Keypoints]) -> Int64[np.ndarray, " _"]:
+    return np.concatenate([[0], np.cumsum([len(points.pixels) for points in keypoints])])
 
 
 def _is_doubled(frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"]) -> Bool[np.ndarray, " T"]:

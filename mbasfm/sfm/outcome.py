@@ -12,6 +12,7 @@ from mbasfm.adjust.adjust import Adjustment
 from mbasfm.config import Config
 from mbasfm.polish.polish import Polished
 from mbasfm.scene.reconstruction import finite, spread_of
+from mbasfm.sfm.start.adjust_best import score_of
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
@@ -83,18 +84,12 @@ class Placed:
     samples: SampleSource
     adjustment: Adjustment
 
-    @property
-    def score(self) -> float:
-        """S^m at the end; minus infinity where no step was taken."""
-        steps = self.adjustment.steps
-        return steps[-1][1].score if steps else float("-inf")
-
     def facts(self) -> dict[str, Any]:
         """What the report says about the adjustment."""
         adjustment = self.adjustment
         share = float(adjustment.diagnosis.inlier_share[adjustment.registered].mean())
         counts = {"steps": len(adjustment.steps), "registered": int(adjustment.registered.sum())}
-        return counts | {"score": self.score, "inlier_share": share}
+        return counts | {"score": score_of(adjustment), "inlier_share": share}
 
 
 @dataclass(frozen=True)

@@ -54,16 +54,16 @@ def average_rotations(views: Sequence[TwoView], num_frames: int) -> Float64[np.n
     """
     ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
     relative = np.stack([view.j_from_i[:, :3] for view in views])
-    sigma = _sigma_deg(views)
+    sigma = expected_error_deg(views)
     rotation = _along_tree(ends, relative, sigma, num_frames)
-    graph = _Graph.build(ends, num_frames)
+    graph = FrameGraph.build(ends, num_frames)
     i, j = ends.T
     for tolerance in TOLERANCES_DEG:
         # World-frame residual of R_j = R_ij R_i; frames move by R <- R exp(delta).
         residual = Rotation.from_matrix(rotation[j].swapaxes(1, 2) @ relative @ rotation[i]).as_rotvec()
         angle = np.rad2deg(np.linalg.norm(residual, axis=1))
         weight = (tolerance**2 / (tolerance**2 + angle**2)) ** 2 / sigma**2  # Geman-McClure
-        delta = _solve_laplacian(graph, weight, residual)
+        delta = solve_laplacian(graph, weight, residual)
         rotation = rotation @ Rotation.from_rotvec(delta).as_matrix()
     return rotation
 
@@ -104,9 +104,9 @@ def average_positions(views: Sequence[TwoView], rotation: Float64[np.ndarray, "N
     ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
     # The translation of j_from_i points from centre j to centre i, in the frame of j.
     line = -np.einsum("eji,ej->ei", rotation[ends[:, 1]], np.stack([view.j_from_i[:, 3] for view in views]))
-    sigma = _sigma_deg(views)
+    sigma = expected_error_deg(views)
     outer = line[:, :, None] * line[:, None, :]
-    graph, centers = _Graph.build(ends, len(rotation)), np.zeros((len(rotation), 3))
+    graph, centers = FrameGraph.build(ends, len(rotation)), np.zeros((len(rotation), 3))
     for tolerance in (*([None] * CONVEX_ROUNDS), *POSITION_TOLERANCES_DEG):
         gap = centers[ends[:, 1]] - centers[ends[:, 0]]
         along = (gap * line).sum(1)
@@ -121,31 +121,36 @@ def average_positions(views: Sequence[TwoView], rotation: Float64[np.ndarray, "N
             pull = np.full(len(views), SLACK)
         block = weight[:, None, None] * (np.eye(3) + (pull - 1)[:, None, None] * outer)
         target = (weight * pull * length)[:, None] * line
-        centers = _solve_blocks(graph, block, target, centers)
+        centers = solve_blocks(graph, block, target, centers)
     return centers
 
 
 @dataclass(frozen=True)
-class _Graph:
+class FrameGraph:
     """Pairs of frames, and what does not change from round to round."""
 
     ends: Int64[np.ndarray, "P 2"]
     num_frames: int
+    label: Int64[np.ndarray, " N"]
+    """Number of each frame's component."""
     roots: list[int]
+    """The first frame of every component."""
     free: Int64[np.ndarray, " F"]
     """Frames that are no roots."""
     cluster: Int64[np.ndarray, " F"]
     """Of which cluster these are."""
 
     @staticmethod
-    def build(ends: Int64[np.ndarray, "P 2"], num_frames: int) -> "_Graph":
-        """Find roots and clusters."""
-        roots = _roots(ends, num_frames)
+    def build(ends: Int64[np.ndarray, "P 2"], num_frames: int) -> "FrameGraph":
+        """Find components, roots and clusters."""
+        label = _label(ends, num_frames)
+        roots = np.unique(label, return_index=True)[1].tolist()
         free = np.setdiff1d(np.arange(num_frames), roots)
-        return _Graph(ends, num_frames, roots, free, cluster_frames(torch.from_numpy(ends), num_frames).numpy()[free])
+        cluster = cluster_frames(torch.from_numpy(ends), num_frames).numpy()[free]
+        return FrameGraph(ends, num_frames, label, roots, free, cluster)
 
 
-def _solve_blocks(graph: _Graph, block: np.ndarray, vector: np.ndarray, centers: np.ndarray) -> np.ndarray:
+def solve_blocks(graph: FrameGraph, block: np.ndarray, vector: np.ndarray, centers: np.ndarray) -> np.ndarray:
     """Centres that minimise the sum of (gap^T block gap - 2 vector^T gap) over pairs; roots stay."""
     free, three = graph.free, np.arange(3)
     matrix, right = _assemble(graph, block, vector)
@@ -189,7 +194,7 @@ def _directions(
     return np.where(sign[:, None] >= 0, step, -step)
 
 
-def _sigma_deg(views: Sequence[TwoView]) -> Float64[np.ndarray, " E"]:
+def expected_error_deg(views: Sequence[TwoView]) -> Float64[np.ndarray, " E"]:
     """Expected error of each pair's rotation and direction."""
     return np.array([max(ERROR_FLOOR_DEG, ERROR_OF_ONE_DEG / view.strength) for view in views])
 
@@ -199,7 +204,7 @@ def _along_tree(ends: np.ndarray, relative: np.ndarray, sigma: np.ndarray, num_f
     tree = minimum_spanning_tree(cost)
     number = {(int(a), int(b)): index for index, (a, b) in enumerate(ends)}
     rotation = np.tile(np.eye(3), (num_frames, 1, 1))
-    for root in _roots(ends, num_frames):
+    for root in np.unique(_label(ends, num_frames), return_index=True)[1].tolist():
         order, parent = breadth_first_order(tree, root, directed=False)
         for frame in order[1:].tolist():
             above = int(parent[frame])
@@ -209,22 +214,21 @@ def _along_tree(ends: np.ndarray, relative: np.ndarray, sigma: np.ndarray, num_f
     return rotation
 
 
-def _roots(ends: np.ndarray, num_frames: int) -> list[int]:
-    """The first frame of every component."""
+def _label(ends: np.ndarray, num_frames: int) -> Int64[np.ndarray, " N"]:
+    """Number of each frame's component."""
     links = coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(num_frames, num_frames))
-    _, label = connected_components(links, directed=False)
-    return np.unique(label, return_index=True)[1].tolist()
+    return connected_components(links, directed=False)[1].astype(np.int64)
 
 
-def _solve_laplacian(graph: _Graph, weight: np.ndarray, residual: np.ndarray) -> np.ndarray:
+def solve_laplacian(graph: FrameGraph, weight: np.ndarray, residual: np.ndarray) -> np.ndarray:
     """delta with delta_j - delta_i = residual_ij in the weighted least-squares sense; roots stay."""
     matrix, vector = _assemble(graph, weight, weight[:, None] * residual)
-    free, delta = graph.free, np.zeros((graph.num_frames, 3))
+    free, delta = graph.free, np.zeros((graph.num_frames, residual.shape[1]))
     delta[free] = _solve_positive(matrix[free][:, free], vector[free], delta[free], graph.cluster)
     return delta
 
 
-def _assemble(graph: _Graph, block: np.ndarray, vector: np.ndarray) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
+def _assemble(graph: FrameGraph, block: np.ndarray, vector: np.ndarray) -> tuple[scipy.sparse.csr_matrix, np.ndarray]:
     """Graph Laplacian and right-hand side; a block is one weight per pair, or a matrix that acts on all axes."""
     ends, num_frames = graph.ends, graph.num_frames
     i, j = ends.T
@@ -235,7 +239,7 @@ def _assemble(graph: _Graph, block: np.ndarray, vector: np.ndarray) -> tuple[sci
     rows, columns = (width * x[:, None, None] + y for x, y in ((rows, axes[:, None]), (columns, axes)))
     rows, columns = (np.broadcast_to(x, values.shape).ravel() for x in (rows, columns))
     size = width * num_frames
-    right = np.zeros((num_frames, 3))
+    right = np.zeros((num_frames, vector.shape[1]))
     np.add.at(right, j, vector)
     np.add.at(right, i, -vector)
     return coo_matrix((values.ravel(), (rows, columns)), shape=(size, size)).tocsr(), right

@@ -13,6 +13,9 @@ from mbasfm.sfm.start.averaging import rays_of
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.pairs import Keypoints, TwoView
 
+MIN_PARALLAX_DEG = 0.5
+"""Below it the direction of translation, and triangulated depth, are noise."""
+
 
 @dataclass(frozen=True)
 class Edge:

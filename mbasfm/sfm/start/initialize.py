@@ -16,7 +16,16 @@ from mbasfm.estimators.absolute import pose_from_points
 from mbasfm.geometry.epipolar import line_distances
 from mbasfm.geometry.rigid import compose, invert, scale_translation
 from mbasfm.sfm.start.averaging import average_positions
-from mbasfm.sfm.start.directed_pair import Edge, Edges, Joined, join, parallax_deg, reverse, triangulate
+from mbasfm.sfm.start.directed_pair import (
+    MIN_PARALLAX_DEG,
+    Edge,
+    Edges,
+    Joined,
+    join,
+    parallax_deg,
+    reverse,
+    triangulate,
+)
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Intrinsics, Lens
 from mbasfm.types.pairs import Keypoints, TwoView
 
@@ -24,8 +33,6 @@ MAX_NEIGHBOURS = 4
 """A new frame is proposed from this many placed neighbours, the strongest."""
 MAX_JUDGES = 10
 """Proposals are scored on the edges to this many placed neighbours."""
-MIN_PARALLAX_DEG = 0.5
-"""Below it the direction of translation, and triangulated depth, are noise."""
 ACROSS_PX, ALONG_PX, BEHIND_PX = 8.0, 100.0, 1e4
 """Scale at which errors across and along the epipolar line begin to count as logarithms only, and what a point behind
 the camera counts [px at a long side of 1024]."""
@@ -55,7 +62,9 @@ def initialize_cameras(
     """
     num_frames = len(keypoints)
     edges = Edges(views, keypoints, intrinsics)
-    placing = _Placing(edges, is_disparity.numpy(), num_frames)
+    # The shift of disparity is unknown, and without it lifted planes are bent: no pose follows from them.
+    can_lift = np.ones(num_frames, dtype=bool) if tree == "paper" else ~is_disparity.numpy()
+    placing = _Placing(edges, is_disparity.numpy(), can_lift)
     placing.take(given or {})
     for frame, parents in _order(views, placing.placed.copy(), tree):
         if parents:
@@ -117,8 +126,9 @@ def _order(views: Sequence[TwoView], placed: Bool[np.ndarray, " N"], tree: Tree)
 class _Placing:
     """Frames placed so far: the only state of this stage."""
 
-    def __init__(self, edges: Edges, is_disparity: Bool[np.ndarray, " N"], num_frames: int):
-        self._edges, self._is_disparity = edges, is_disparity
+    def __init__(self, edges: Edges, is_disparity: Bool[np.ndarray, " N"], can_lift: Bool[np.ndarray, " N"]):
+        self._edges, self._is_disparity, self._can_lift = edges, is_disparity, can_lift
+        num_frames = len(is_disparity)
         self.cam_from_world = np.tile(np.eye(4)[:3], (num_frames, 1, 1))
         self.scale = np.ones(num_frames)
         self.placed = np.zeros(num_frames, dtype=bool)
@@ -210,7 +220,7 @@ class _Placing:
     def _propose(self, edge: Edge) -> list[Float64[np.ndarray, "3 4"]]:
         """World-to-camera poses of the target that one placed neighbour suggests."""
         relative = [scale_translation(torch.from_numpy(edge.target_from_source), self._baseline(edge))]
-        if edge.is_planar:
+        if edge.is_planar and self._can_lift[edge.source]:
             relative += map(torch.from_numpy, self._pose_from_depth(edge))
         placed = torch.from_numpy(self.cam_from_world[edge.source])
         return [compose(pose, placed).numpy() for pose in relative]

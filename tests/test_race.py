@@ -1,0 +1,226 @@
+"""Which start is taken: points that two frames triangulate must appear in a third where it saw them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from made_up import (
+    all_views,
+    compose,
+    invert,
+    keypoints_with,
+    make_lens,
+    make_pose,
+    orbit,
+    photograph,
+    relief,
+    true_cameras,
+    true_view,
+)
+
+from mbasfm.adjust.adjust import adjust
+from mbasfm.adjust.stage import SPLIT
+from mbasfm.config import Config
+from mbasfm.datasets.plain import Plain
+from mbasfm.io.cache import Cache
+from mbasfm.io.images import find_photos
+from mbasfm.matching.observe import observe
+from mbasfm.runtime.progress import Progress
+from mbasfm.sfm.pairs.pose_graph import find_components
+from mbasfm.sfm.pairs.verify_pairs import verify_pairs
+from mbasfm.sfm.sampling import draw_samples
+from mbasfm.sfm.start.adjust_best import Judge, adjust_best
+from mbasfm.sfm.start.astray import find_astray, place_again
+from mbasfm.sfm.start.candidates import start_cameras
+from mbasfm.sfm.start.race import agreement, choose, find_transfers, mix, transfer_errors_px
+from mbasfm.sfm.user_files import read_given
+from mbasfm.types.cameras import Cameras
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+
+def scene(num_frames=6, seed=0, noise_px=0.0):
+    made = photograph(relief(250, seed), orbit(num_frames), make_lens(), seed=seed, noise_px=noise_px)
+    return made, all_views(made), keypoints_with(made, made.depth)
+
+
+def stretched(cameras, frame, factor):
+    """The frame further out on the ray from frame 0: its pair with that stays right, its distance does not."""
+    pose = cameras.cam_from_world.numpy().copy()
+    centers = invert(pose)[:, :, 3]
+    center = centers[0] + factor * (centers[frame] - centers[0])
+    pose[frame, :, 3] = -pose[frame, :, :3] @ center
+    return replace(cameras, cam_from_world=torch.from_numpy(pose))
+
+
+def turned(cameras, frame, angle_deg):
+    pose = cameras.cam_from_world.numpy().copy()
+    pose[frame] = compose(make_pose([0, angle_deg, 0], [0, 0, 0]), pose[frame])
+    return replace(cameras, cam_from_world=torch.from_numpy(pose))
+
+
+@pytest.fixture(scope="module")
+def end_at():
+    """An adjustment that ends wherever it is told to, with any score."""
+    made, views, keypoints = scene()
+    samples = draw_samples(views, keypoints, 20, 0)
+    found = adjust(true_cameras(made), samples, replace(SPLIT, max_steps=1, restarts=0))
+    ((name, step),) = found.steps[:1]
+    return lambda cameras, score=0.0: replace(found, cameras=cameras, steps=((name, replace(step, score=score)),))
+
+
+def test_given_poses_come_first_and_the_paper_tree_alone():
+    made, views, keypoints = scene()
+    cameras = true_cameras(made)
+    known = views, keypoints, cameras.intrinsics, cameras.is_disparity
+    given = {frame: made.cam_from_world[frame] for frame in range(6)}
+    starts, placed = start_cameras(*known, given=given)
+    assert placed.all() and torch.equal(starts[0].cam_from_world, cameras.cam_from_world)
+    without, _ = start_cameras(*known)
+    assert len(starts) == len(without) + 1 >= 3
+    assert len(start_cameras(*known, tree="paper")[0]) == 1
+
+
+def test_true_cameras_find_every_point_where_it_is_seen():
+    made, views, keypoints = scene()
+    transfers = find_transfers(views, keypoints, 0)
+    assert (transfers.frames.sort(1).values.diff(dim=1) > 0).all()  # three different frames
+    assert float(transfer_errors_px(true_cameras(made), transfers).max()) < 0.01
+    assert agreement(true_cameras(made), transfers) == pytest.approx(np.ones(6))
+
+
+def test_a_similarity_changes_no_error():
+    made, views, keypoints = scene(noise_px=1.0)
+    transfers = find_transfers(views, keypoints, 0)
+    cameras = true_cameras(made)
+    moved = compose(cameras.cam_from_world.numpy(), make_pose([10.0, 20.0, 30.0], [1.0, 2.0, 3.0]))
+    moved[:, :, 3] *= 5.0
+    before, after = (
+        transfer_errors_px(replace(cameras, cam_from_world=torch.from_numpy(pose)), transfers)
+        for pose in (made.cam_from_world, moved)
+    )
+    assert after.numpy() == pytest.approx(before.numpy(), rel=1e-6, abs=1e-6)
+
+
+def test_a_wrong_length_shows_though_every_pair_of_a_line_fits():
+    """On a straight line all pairs keep their epipolar lines when one camera slides along it."""
+    poses = np.stack([make_pose([0, 0, 0], [-place, 0, 4.0]) for place in (-1.0, -0.6, 0.1, 0.8)])
+    made = photograph(relief(250, 1), poses, make_lens(), seed=1)
+    views, cameras = all_views(made), true_cameras(made)
+    keypoints = keypoints_with(made, made.depth)
+    transfers = find_transfers(views, keypoints, 0)
+    wrong = stretched(cameras, 3, 1.3)
+    assert not find_astray(wrong, views, keypoints, 3.0).any()
+    assert agreement(wrong, transfers).mean() < 0.7
+    component = find_components(views, 4)
+    for candidates, best in (([cameras, wrong], 0), ([wrong, cameras], 1)):
+        assert (choose(candidates, transfers, component, 1 - best) == best).all()
+
+
+def test_each_component_takes_its_own_best():
+    made = photograph(relief(250, 2), orbit(7), make_lens(), seed=2)
+    views = [view for view in all_views(made) if (view.i < 4) == (view.j < 4)]
+    keypoints, truth = keypoints_with(made, made.depth), true_cameras(made)
+    candidates = [turned(truth, 1, 10.0), turned(truth, 5, 10.0)]
+    chosen = choose(candidates, find_transfers(views, keypoints, 0), find_components(views, 7), 0)
+    assert chosen.tolist() == [1] * 4 + [0] * 3
+    assert torch.equal(mix(candidates, chosen).cam_from_world, truth.cam_from_world)
+
+
+@pytest.mark.parametrize("otherwise", [0, 1])
+def test_without_three_frames_of_one_point_the_other_choice_holds(otherwise):
+    made, views, keypoints = scene(2)
+    transfers = find_transfers(views, keypoints, 0)
+    assert len(transfers.frames) == 0
+    candidates = [true_cameras(made), turned(true_cameras(made), 1, 20.0)]
+    assert (choose(candidates, transfers, find_components(views, 2), otherwise) == otherwise).all()
+
+
+def test_tracks_that_meet_themselves_have_no_vote():
+    """One wrong match joins two points; both tracks show two places in one frame."""
+    made, views, keypoints = scene(3)
+    crossed = views[0].matches.copy()
+    crossed[:2, 1] = crossed[:2, 1][::-1]
+    before, after = (
+        find_transfers([replace(views[0], matches=matches), *views[1:]], keypoints, 0)
+        for matches in (views[0].matches, crossed)
+    )
+    shown = {tuple(row) for row in keypoints[0].pixels[crossed[:2, 0]].tolist()}
+    seen = [
+        {tuple(p) for f, p in zip(t.frames.flatten().tolist(), t.pixels.reshape(-1, 2).tolist(), strict=True) if f == 0}
+        for t in (before, after)
+    ]
+    assert seen[0] & shown and not seen[1] & shown
+
+
+def test_the_order_of_pairs_does_not_matter():
+    made, views, keypoints = scene(noise_px=0.5)
+    first, second = (agreement(true_cameras(made), find_transfers(v, keypoints, 0)) for v in (views, views[::-1]))
+    assert np.array_equal(first, second)
+
+
+def test_a_frame_astray_is_found_alone_and_placed_again():
+    made, views, keypoints = scene(6)
+    wrong = stretched(turned(true_cameras(made), 2, 15.0), 2, 2.0)
+    astray = find_astray(wrong, views, keypoints, 3.0)
+    assert np.flatnonzero(astray).tolist() == [2]
+    again = place_again(wrong, views, keypoints, astray)
+    assert again.cam_from_world.numpy() == pytest.approx(made.cam_from_world, abs=0.01)
+
+
+def test_the_hub_of_a_star_is_astray_not_its_neighbours():
+    made = photograph(relief(250, 3), orbit(5), make_lens(), seed=3)
+    views = [true_view(made, 0, 1), true_view(made, 0, 2), true_view(made, 0, 3), true_view(made, 0, 4)]
+    keypoints = keypoints_with(made, made.depth)
+    assert np.flatnonzero(find_astray(turned(true_cameras(made), 0, 15.0), views, keypoints, 3.0)).tolist() == [0]
+
+
+def test_the_best_end_is_taken_however_adjustment_scores_it(end_at):
+    made, views, keypoints = scene()
+    judge = Judge.build(views, keypoints, 3.0, 0)
+    truth = true_cameras(made)
+    starts = [turned(truth, 2, 1.0), truth]
+    start, end = adjust_best(starts, lambda number, cameras: end_at(cameras, -float(number)), judge)
+    assert start is truth and end.cameras is truth
+
+
+def test_frames_astray_get_another_start_and_the_better_end_stays(end_at):
+    made, views, keypoints = scene()
+    judge = Judge.build(views, keypoints, 3.0, 0)
+    wrong = turned(true_cameras(made), 2, 15.0)
+    ran = []
+
+    def run(number, cameras):
+        ran.append(number)
+        return end_at(cameras)
+
+    _, end = adjust_best([wrong], run, judge)
+    assert ran == [0, 2]
+    assert end.cameras.cam_from_world.numpy() == pytest.approx(made.cam_from_world, abs=0.01)
+    _, same = adjust_best([wrong], lambda number, cameras: end_at(wrong), judge)
+    assert same.cameras is wrong
+
+
+@pytest.mark.slow
+def test_photographs_know_their_true_cameras(tmp_path):
+    """Of a church, measured by laser: a camera a twentieth too far from the first is seen, and any turn by a degree."""
+    if not (SHARED / "data" / "strecha_herzjesu8").is_dir():
+        pytest.skip(f"no photographs at {SHARED}")
+    truth = Plain(SHARED / "data").load("strecha_herzjesu8")
+    photos, _ = find_photos(truth.images)
+    assert [photo.name for photo in photos] == list(truth.names)
+    (tmp_path / "cameras.json").write_text(json.dumps({"images": truth.calibration()}))
+    config = Config(depth="flat", matcher="sift", cameras=str(tmp_path / "cameras.json"))
+    observations = observe(photos, config, Cache(None), Progress())
+    start, views = verify_pairs(observations, read_given(photos, config).cameras, config, Cache(None), Progress())
+    transfers = find_transfers(views, observations.keypoints, 0)
+    pose = torch.from_numpy(np.ascontiguousarray(truth.cam_from_world))
+    cameras = Cameras.with_depth_as_given(pose, start.intrinsics)
+    component = find_components(views, len(photos))
+    assert agreement(cameras, transfers).mean() > 0.9
+    for wrong in (stretched(cameras, 4, 1.05), turned(cameras, 6, 1.0)):
+        assert (choose([wrong, cameras], transfers, component, 0) == 1).all()
+        assert (choose([cameras, wrong], transfers, component, 1) == 0).all()
