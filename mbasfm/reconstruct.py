@@ -9,6 +9,7 @@ from mbasfm.adjust.adjust import Adjustment, adjust
 from mbasfm.adjust.pose_priors import PosePriors
 from mbasfm.config import BENT, Config, stages_of
 from mbasfm.errors import InputError
+from mbasfm.estimators.two_view import stands_alone
 from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.io.masks import with_masks
@@ -27,7 +28,8 @@ from mbasfm.sfm.align_world import align_world
 from mbasfm.sfm.checkpoint import FileJournal
 from mbasfm.sfm.components import finish
 from mbasfm.sfm.outcome import Placed, Run
-from mbasfm.sfm.pairs.pose_graph import choose_answers, drop_inconsistent, find_components, select_edges
+from mbasfm.sfm.pairs.pose_graph import find_components, select_edges
+from mbasfm.sfm.pairs.trust import trust_pairs
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.sample_budget import Stock, within_budget
 from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
@@ -141,15 +143,16 @@ def _find(source: Path, masks: str | None, progress: Progress) -> tuple[tuple[Ph
 def build_graph(
     observations: Observations, start: StartIntrinsics, views: list[TwoView], config: Config, progress: Progress
 ) -> list[TwoView]:
-    """Choose the edges: rotations that agree around triangles and with their average, and enough co-visibility."""
+    """Choose the edges: pairs that are believed and agree with the average of their rotations, with enough overlap."""
     num_frames = len(observations.photos)
     with progress.stage("graph") as facts:
-        verified = len(views)
-        if config.tree == "consistent" and views:
-            views, _ = drop_inconsistent(choose_answers(views, num_frames), num_frames)
-            rotation = average_rotations(views, num_frames)
-            views = agree_with(views, rotation, rays_of(observations.keypoints, start.intrinsics))
-        facts["inconsistent"] = verified - len(views)
+        if config.tree == "consistent":
+            rays = rays_of(observations.keypoints, start.intrinsics)
+            trust = trust_pairs(views, observations, start.intrinsics, rays)
+            facts.update(trust.facts([photo.name for photo in observations.photos]))
+            views = agree_with(trust.views, average_rotations(trust.views, num_frames), rays) if trust.views else []
+        else:
+            views = [view for view in views if stands_alone(view)]
         views = select_edges(views, num_frames, config.min_covisibility)
         component = find_components(views, num_frames)
         facts.update(edges=2 * len(views), components=int(component.max(initial=-1)) + 1)

@@ -13,6 +13,7 @@ from torch import Tensor
 from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.adjust.problem import Step
 from mbasfm.config import stages_of
+from mbasfm.estimators.two_view import stands_alone
 from mbasfm.matching.observe import Observations
 from mbasfm.objective.distribution import Binning, count_bins
 from mbasfm.objective.isotropic import isotropic
@@ -132,8 +133,9 @@ def pair_columns(
     matches = {
         (i, j): len(m) for (i, j), m in zip(observations.pairs.tolist(), observations.matches, strict=True) if len(m)
     }
-    inliers = {(view.i, view.j): view.num_inliers for view in verified}
     used = {(min(edge), max(edge)) for edge in result.graph.edges.tolist()}
+    pairs_of = ((view, (view.i, view.j)) for view in verified)
+    inliers = {pair: view.num_inliers for view, pair in pairs_of if stands_alone(view) or pair in used}
     pairs = sorted(sorted(matches, key=lambda pair: (-matches[pair], pair))[:MAX_PAIRS])
     return {
         "i": [i for i, _ in pairs],

@@ -71,8 +71,8 @@ def _tell(rows: Sequence[dict[str, Any]], num_components: int, progress: Progres
     """What somebody should know who does not look at the report."""
     if num_components > 1:
         progress.say(
-            f"The photographs fall into {num_components} groups that nothing connects: sparse/0, the largest, to"
-            f" sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
+            f"The photographs fall into {num_components} groups that nothing connects beyond doubt: sparse/0, the"
+            f" largest, to sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
         )
     for number in range(num_components):
         members = [row for row in rows if row["component"] == number]
