@@ -14,11 +14,14 @@ from mbasfm.sfm.start.averaging import average_rotations
 from mbasfm.types.pairs import TwoView
 
 PROOF_LOG10 = -MAX_LOG10_FALSE_ALARMS
-"""Odds from which a pair, or several that agree, may join two groups."""
+"""Odds from which a pair is beyond doubt, whatever it joins."""
+PROOF_OF_ONE_LOG10 = 2.0
+"""Odds from which one photograph is joined; the more are at stake, the better they must be."""
 MAX_DEPTH_LOG10_AGAINST = 1.0
 """A pair that depth speaks against by more proves nothing alone."""
 AGREEMENT_LOG10 = 1.3
-"""What each further pair adds that turns one group against the other as the first does: wrong pairs do by one in 20."""
+"""What each further pair adds that turns one group against the other as the first does: wrong pairs do by one in 20,
+if that. (Of pairs of strangers with 10 deg, one in 300.)"""
 
 
 @dataclass(frozen=True)
@@ -31,13 +34,14 @@ class Bridge:
     """Largest number of them that turn one group against the other in the same way."""
     log10_odds: float
     """Odds that these are right."""
+    needed_log10_odds: float
 
     @property
     def reason(self) -> str:
         """Reason in words."""
         count = "the only pair between them" if len(self.pairs) == 1 else f"{self.agreeing} of {len(self.pairs)} pairs"
         agree = "is" if len(self.pairs) == 1 else "agree, which is"
-        return f"{count} {agree} right with odds of 10^{self.log10_odds:.1f}; 10^{PROOF_LOG10:g} are needed"
+        return f"{count} {agree} right with odds of 10^{self.log10_odds:.1f}, not 10^{self.needed_log10_odds:.1f}"
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,14 @@ def cut_weak_bridges(views: Sequence[TwoView], verdict: Verdict, num_frames: int
     """Join frames by pairs beyond doubt, then groups by pairs that agree; what joins nothing that is proven is cut."""
     odds = np.array([verdict.log10_odds[view.i, view.j] for view in views])
     depth = np.array([verdict.log10_depth[view.i, view.j] for view in views])
-    sure = (odds >= PROOF_LOG10) & (depth >= -MAX_DEPTH_LOG10_AGAINST)
-    groups = _Groups(views, sure, num_frames)
+    contested = depth < -MAX_DEPTH_LOG10_AGAINST
+    groups = _Groups(views, (odds >= PROOF_LOG10) & ~contested, num_frames)
     prior = float(np.log10(verdict.law.right_share / (1 - verdict.law.right_share)))
+    ratio = np.where(contested, np.minimum(odds - prior, 0.0), odds - prior)
     while True:
-        candidates = [groups.candidate(numbers, odds - prior, prior) for numbers in groups.between()]
-        best = max(candidates, key=lambda candidate: candidate.log10_odds, default=None)
-        if best is None or best.log10_odds < PROOF_LOG10:
+        candidates = [groups.candidate(numbers, ratio, prior) for numbers in groups.between()]
+        best = max(candidates, key=lambda candidate: candidate.margin, default=None)
+        if best is None or best.margin < 0:
             break
         groups.join(best)
     kept = [view for view in views if groups.label[view.i] == groups.label[view.j]]
@@ -72,6 +77,11 @@ class _Candidate:
     turns: Float64[np.ndarray, "C 3 3"]
     """Rotation from the world of the lower group to that of the higher, by each pair."""
     log10_odds: float
+    needed_log10_odds: float
+
+    @property
+    def margin(self) -> float:
+        return self.log10_odds - self.needed_log10_odds
 
 
 class _Groups:
@@ -104,7 +114,9 @@ class _Groups:
         agrees = cosine > np.cos(np.deg2rad(MAX_TRIPLET_ERROR_DEG))
         total = agrees @ log10_ratio[pairs] + AGREEMENT_LOG10 * (agrees.sum(1) - 1) + prior
         best = int(total.argmax())
-        return _Candidate(pairs, agrees[best], turns, float(total[best]))
+        at_stake = min(int((self.label == group).sum()) for group in self.label[self._ends[pairs[0]]])
+        needed = PROOF_OF_ONE_LOG10 + float(np.log10(at_stake))
+        return _Candidate(pairs, agrees[best], turns, float(total[best]), needed)
 
     def join(self, candidate: _Candidate) -> None:
         """Turn one group into the world of the other, and make them one."""
@@ -119,4 +131,5 @@ class _Groups:
         low, high = np.sort(self.label[self._ends[candidate.pairs[0]]])
         first, second = (tuple(np.flatnonzero(self.label == group).tolist()) for group in (low, high))
         pairs = tuple((i, j) for i, j in self._ends[candidate.pairs].tolist())
-        return Bridge((first, second), pairs, int(candidate.agrees.sum()), candidate.log10_odds)
+        odds = candidate.log10_odds, candidate.needed_log10_odds
+        return Bridge((first, second), pairs, int(candidate.agrees.sum()), *odds)

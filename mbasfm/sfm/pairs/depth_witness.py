@@ -29,7 +29,7 @@ MIN_RELIEF = 3.0
 MIN_DEPTH_SPREAD = 0.02
 """Relative spread of a depth map at the matches; with less it is flat."""
 MAX_CORRELATION = 0.999
-SILENT = (np.nan, np.nan, np.nan)
+SILENT = (np.nan, np.nan, np.nan, np.nan)
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class DepthOrders:
     chance: Float64[np.ndarray, "P 2"]
     """Mean with maps that were moved."""
     chance_sigma: Float64[np.ndarray, "P 2"]
+    error: Float64[np.ndarray, "P 2"]
+    """Standard deviation from the number of points alone."""
 
 
 class DepthWitness:
@@ -66,13 +68,13 @@ class DepthWitness:
     def ask(self, views: Sequence[TwoView]) -> DepthOrders:
         """Agreement of depth with the pose of every pair."""
         rows = [self._ask(view) for view in views]
-        found, chance, sigma = np.array(rows).reshape(-1, 2, 3).transpose(2, 0, 1)
+        found, chance, sigma, error = np.array(rows).reshape(-1, 2, 4).transpose(2, 0, 1)
         # The spread over few moved maps is itself uncertain: half of what counts is the usual one.
         variance = sigma**2
         usual = np.nanmedian(variance) if np.isfinite(variance).any() else 1.0
-        return DepthOrders(found, chance, np.sqrt((variance + usual) / 2))
+        return DepthOrders(found, chance, np.sqrt((variance + usual) / 2), error)
 
-    def _ask(self, view: TwoView) -> list[tuple[float, float, float]]:
+    def _ask(self, view: TwoView) -> list[tuple[float, float, float, float]]:
         chosen = np.linspace(0, view.num_inliers - 1, min(view.num_inliers, MAX_POINTS)).astype(np.int64)
         first, second = view.matches[chosen].T
         rays_i, rays_j = self._rays[view.i][first], self._rays[view.j][second]
@@ -109,8 +111,8 @@ def inverse_depths(
 
 def compare_orders(
     inverse: Float64[np.ndarray, " M"], error: Float64[np.ndarray, " M"], nearness: Float32[np.ndarray, "K M"]
-) -> tuple[float, float, float]:
-    """Fisher's z of the rank correlation, its mean and its spread with moved maps; NaN where either says too little."""
+) -> tuple[float, float, float, float]:
+    """Fisher's z of the rank correlation, mean and spread with moved maps, and error; NaN where nothing can be said."""
     known = np.isfinite(inverse) & np.isfinite(nearness).all(0)
     if known.sum() < MIN_POINTS:
         return SILENT
@@ -120,7 +122,7 @@ def compare_orders(
     if near - far < MIN_DEPTH_SPREAD * middle or relief < MIN_RELIEF * np.median(np.abs(error)):
         return SILENT
     z = np.arctanh(np.clip(rank_correlations(inverse, nearness), -MAX_CORRELATION, MAX_CORRELATION))
-    return float(z[0]), float(z[1:].mean()), float(z[1:].std(ddof=1))
+    return float(z[0]), float(z[1:].mean()), float(z[1:].std(ddof=1)), float(1 / np.sqrt(len(inverse) - 3))
 
 
 def rank_correlations(one: Float64[np.ndarray, " M"], many: Float32[np.ndarray, "K M"]) -> Float64[np.ndarray, " K"]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float64
-from scipy.special import expit, gammaln
+from scipy.special import expit
 
 from mbasfm.estimators.chance import LN_10
 from mbasfm.estimators.two_view import MIN_INLIER_RATIO, MIN_INLIERS, stands_alone
@@ -22,7 +22,10 @@ PRIOR_PAIRS = 3.0
 LIES = 0.01
 """Share of right pairs whose depth is in no order, and of wrong ones whose depth is: it bounds what depth can say."""
 ODD_SHARE, WIDEST_ORDER = 0.1, 3.8
-"""Share of orders that do not count as usual for right pairs, spread evenly over all that Fisher's z can be."""
+ODD_DENSITY = ODD_SHARE * np.sqrt(2 * np.pi) / (2 * WIDEST_ORDER)
+"""Some orders have nothing to do with the rest of their kind and may be anything that Fisher's z can be."""
+MIN_ORDER_SIGMA = 0.5
+"""Depth is not equally good in all photographs, however few of them there are."""
 VETO_SIGMAS, REVERSED_SIGMAS = 3.0, 2.0
 """An order is reversed where no right pair of the run has it, and no shift of the map makes it positive."""
 TWIN_LOG10 = 1.0
@@ -38,8 +41,8 @@ class Law:
 
     right_share: float
     chance_strength: float
-    """Mean strength of wrong pairs, which has a gamma distribution."""
-    chance_shape: float
+    chance_sigma: float
+    """Mean and spread of the strength of wrong pairs, which has an exponential tail."""
     most_strength: float
     """Right pairs have all strengths up to this, evenly in the logarithm."""
     order: float
@@ -47,7 +50,8 @@ class Law:
     order_sigma: float
 
 
-PRIOR = Law(0.5, MIN_INLIERS * MIN_INLIER_RATIO**2, 1.0, 100.0, 1.5, 0.75)
+_JUST_PASSES = MIN_INLIERS * MIN_INLIER_RATIO**2
+PRIOR = Law(0.5, _JUST_PASSES, _JUST_PASSES, 100.0, 1.5, 0.75)
 """Wrong pairs are as strong as verification just lets pass; the depth order of right ones is 0.6 to 0.98."""
 
 
@@ -76,14 +80,14 @@ def judge_pairs(views: Sequence[TwoView], witness: DepthWitness) -> Verdict:
     """
     settled = settle_twins(views, witness)
     orders = witness.ask(settled)
-    strength = np.array([view.strength for view in settled])
+    strength = strengths_of(settled)
     law = find_law(strength, orders)
     depth = depth_log_ratio(orders, law) / LN_10
     odds = _log_odds(strength, orders, law) / LN_10
     speaks = np.isfinite(orders.found).any(1)
     is_reversed = _is_reversed(orders, law)
     alone = np.array([stands_alone(view) for view in settled], dtype=bool)
-    kept = ~is_reversed & ((odds > np.where(alone, MIN_LOG10_ODDS, 0.0)) | (alone & ~speaks))
+    kept = ~is_reversed & np.where(alone, (odds > MIN_LOG10_ODDS) | ~speaks, (odds > 0) & (depth > 0))
     pairs = [(view.i, view.j) for view in settled]
     return Verdict(
         [settled[number] for number in np.flatnonzero(kept).tolist()],
@@ -94,6 +98,11 @@ def judge_pairs(views: Sequence[TwoView], witness: DepthWitness) -> Verdict:
         int(is_reversed.sum()),
         int((~kept & ~is_reversed).sum()),
     )
+
+
+def strengths_of(views: Sequence[TwoView]) -> Float64[np.ndarray, " P"]:
+    """Strength, or -log10 of the false alarms if that is less: matches along a line, or in one spot, agree easily."""
+    return np.array([min(view.strength, max(-view.log10_false_alarms, 0.0)) for view in views], dtype=np.float64)
 
 
 def settle_twins(views: Sequence[TwoView], witness: DepthWitness) -> list[TwoView]:
@@ -116,20 +125,19 @@ def _turned(view: TwoView) -> TwoView:
 
 def depth_log_ratio(orders: DepthOrders, law: Law) -> Float64[np.ndarray, " P"]:
     """Log-likelihood ratio of right against wrong in the frame where it is lower; 0 where depth is silent."""
-    right = _normal(orders.found, law.order, law.order_sigma)
-    wrong = _normal(orders.found, orders.chance, orders.chance_sigma)
-    tiny = np.finfo(np.float64).tiny
-    ratio = np.log((1 - LIES) * right + LIES * wrong + tiny) - np.log((1 - LIES) * wrong + LIES * right + tiny)
+    found = np.minimum(orders.found, law.order)  # more than usual is not worse
+    right = _normal(found, law.order, np.hypot(law.order_sigma, orders.error))
+    wrong = (1 - ODD_SHARE) * _normal(found, orders.chance, orders.chance_sigma) + ODD_DENSITY
+    ratio = np.log((1 - LIES) * right + LIES * wrong) - np.log((1 - LIES) * wrong + LIES * right)
     return np.nan_to_num(ratio).min(1, initial=np.inf)
 
 
 def strength_log_ratio(strength: Float64[np.ndarray, " P"], law: Law) -> Float64[np.ndarray, " P"]:
     """Log-likelihood ratio of right against wrong by the strength of pairs; it never falls as strength grows."""
-    mean, shape = law.chance_strength, law.chance_shape
-    above = np.maximum(strength, mean * (shape - 1) / shape + 1e-9)
-    scaled = above * shape / mean
-    wrong = (shape - 1) * np.log(scaled) - scaled - gammaln(shape) + np.log(shape / mean)
-    right = -np.log(above + mean) - np.log(np.log1p(law.most_strength / mean))
+    mean, sigma = law.chance_strength, law.chance_sigma
+    beyond = np.maximum(strength - (mean - sigma), 0.0) / sigma
+    wrong = -beyond - np.log(sigma)
+    right = -np.log(sigma * (1 + beyond)) - np.log(np.log1p(law.most_strength / sigma))
     return right - wrong
 
 
@@ -161,8 +169,7 @@ def _refit(
     variance = _mean((strength - mean) ** 2, no, PRIOR.chance_strength**2)
     found = np.nan_to_num(orders.found)
     usual = (1 - ODD_SHARE) * _normal(found, law.order, law.order_sigma)
-    odd = ODD_SHARE * np.sqrt(2 * np.pi) / (2 * WIDEST_ORDER)
-    counts = np.isfinite(orders.found) * yes[:, None] / 2 * usual / (usual + odd)
+    counts = np.isfinite(orders.found) * yes[:, None] / 2 * usual / (usual + ODD_DENSITY)
     order = _mean(found, counts, PRIOR.order)
     order_sigma = np.sqrt(_mean((found - order) ** 2, counts, PRIOR.order_sigma**2))
     share = _mean(right, weight, PRIOR.right_share)
@@ -170,9 +177,9 @@ def _refit(
         law,
         right_share=share,
         chance_strength=mean,
-        chance_shape=max(1.0, mean**2 / variance),
+        chance_sigma=min(mean, float(np.sqrt(variance))),
         order=order,
-        order_sigma=float(order_sigma),
+        order_sigma=max(MIN_ORDER_SIGMA, float(order_sigma)),
     )
 
 
