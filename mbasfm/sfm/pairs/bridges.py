@@ -20,8 +20,8 @@ PROOF_OF_ONE_LOG10 = 2.0
 MAX_DEPTH_LOG10_AGAINST = 1.0
 """A pair that depth speaks against by more proves nothing alone."""
 AGREEMENT_LOG10 = 1.3
-"""What each further pair adds that turns one group against the other as the first does: wrong pairs do by one in 20,
-if that. (Of pairs of strangers with 10 deg, one in 300.)"""
+"""What each further pair adds that turns one group against the other as the first does. Wrong pairs do so at most once
+in 20 times (pairs of unrelated photographs: once in 300)."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ def cut_weak_bridges(views: Sequence[TwoView], verdict: Verdict, num_frames: int
     groups = _Groups(views, (odds >= PROOF_LOG10) & ~contested, num_frames)
     prior = float(np.log10(verdict.law.right_share / (1 - verdict.law.right_share)))
     ratio = np.where(contested, np.minimum(odds - prior, 0.0), odds - prior)
-    while True:
-        candidates = [groups.candidate(numbers, ratio, prior) for numbers in groups.between()]
-        best = max(candidates, key=lambda candidate: candidate.margin, default=None)
-        if best is None or best.margin < 0:
-            break
-        groups.join(best)
+    candidates = groups.candidates(ratio, prior)
+    while any(candidate.margin >= 0 for candidate in candidates):
+        groups.join_best(candidates)
+        candidates = groups.candidates(ratio, prior)
     kept = [view for view in views if groups.label[view.i] == groups.label[view.j]]
     return Joined(kept, tuple(groups.bridge(candidate) for candidate in candidates))
 
 
 @dataclass(frozen=True)
 class _Candidate:
+    groups: tuple[int, int]
+    """The lower number first."""
     pairs: Int64[np.ndarray, " C"]
     agrees: Bool[np.ndarray, " C"]
     turns: Float64[np.ndarray, "C 3 3"]
@@ -94,16 +94,22 @@ class _Groups:
         self.label = find_groups(certain, num_frames)
         self._rotation = average_rotations(certain, num_frames) if certain else np.tile(np.eye(3), (num_frames, 1, 1))
 
-    def between(self) -> list[Int64[np.ndarray, " C"]]:
-        """Numbers of the pairs between each two groups that have any."""
+    def candidates(self, log10_ratio: Float64[np.ndarray, " P"], prior: float) -> list[_Candidate]:
+        """For each two groups with pairs between them, the evidence that they belong together."""
         low, high = np.sort(self.label[self._ends], axis=1).T
         crossing = np.flatnonzero(low != high)
         key = (low * len(self.label) + high)[crossing]
         order = np.argsort(key, kind="stable")
-        return [part for part in np.split(crossing[order], np.flatnonzero(np.diff(key[order])) + 1) if len(part)]
+        parts = np.split(crossing[order], np.flatnonzero(np.diff(key[order])) + 1)
+        sizes = np.bincount(self.label)
+        return [self._candidate(part, log10_ratio[part], prior, sizes) for part in parts if len(part)]
 
-    def candidate(
-        self, pairs: Int64[np.ndarray, " C"], log10_ratio: Float64[np.ndarray, " P"], prior: float
+    def _candidate(
+        self,
+        pairs: Int64[np.ndarray, " C"],
+        log10_ratio: Float64[np.ndarray, " C"],
+        prior: float,
+        sizes: Int64[np.ndarray, " G"],
     ) -> _Candidate:
         """The set of pairs that agree on one rotation between two groups and is most likely right."""
         i, j = self._ends[pairs].T
@@ -112,15 +118,23 @@ class _Groups:
         turns = np.where(upwards[:, None, None], turns, turns.swapaxes(1, 2))
         cosine = (np.einsum("axy,bxy->ab", turns, turns) - 1) / 2
         agrees = cosine > np.cos(np.deg2rad(MAX_TRIPLET_ERROR_DEG))
-        total = agrees @ log10_ratio[pairs] + AGREEMENT_LOG10 * (agrees.sum(1) - 1) + prior
+        total = agrees @ log10_ratio + AGREEMENT_LOG10 * (agrees.sum(1) - 1) + prior
         best = int(total.argmax())
-        at_stake = min(int((self.label == group).sum()) for group in self.label[self._ends[pairs[0]]])
-        needed = PROOF_OF_ONE_LOG10 + float(np.log10(at_stake))
-        return _Candidate(pairs, agrees[best], turns, float(total[best]), needed)
+        low, high = np.sort(self.label[self._ends[pairs[0]]]).tolist()
+        needed = PROOF_OF_ONE_LOG10 + float(np.log10(min(sizes[low], sizes[high])))
+        return _Candidate((low, high), pairs, agrees[best], turns, float(total[best]), needed)
 
-    def join(self, candidate: _Candidate) -> None:
+    def join_best(self, candidates: Sequence[_Candidate]) -> None:
+        """Join groups that are proven to belong together, the surest first and each once."""
+        done: set[int] = set()
+        for candidate in sorted(candidates, key=lambda candidate: -candidate.margin):
+            if candidate.margin >= 0 and done.isdisjoint(candidate.groups):
+                done.update(candidate.groups)
+                self._join(candidate)
+
+    def _join(self, candidate: _Candidate) -> None:
         """Turn one group into the world of the other, and make them one."""
-        low, high = np.sort(self.label[self._ends[candidate.pairs[0]]])
+        low, high = candidate.groups
         high_from_low = Rotation.from_matrix(candidate.turns[candidate.agrees]).mean().as_matrix()
         members = self.label == high
         self._rotation[members] = self._rotation[members] @ high_from_low
@@ -128,8 +142,7 @@ class _Groups:
 
     def bridge(self, candidate: _Candidate) -> Bridge:
         """What to tell about groups that were not joined."""
-        low, high = np.sort(self.label[self._ends[candidate.pairs[0]]])
-        first, second = (tuple(np.flatnonzero(self.label == group).tolist()) for group in (low, high))
+        first, second = (tuple(np.flatnonzero(self.label == group).tolist()) for group in candidate.groups)
         pairs = tuple((i, j) for i, j in self._ends[candidate.pairs].tolist())
         odds = candidate.log10_odds, candidate.needed_log10_odds
         return Bridge((first, second), pairs, int(candidate.agrees.sum()), *odds)
