@@ -18,7 +18,7 @@ from mbasfm.sfm.pairs.depth_witness import DepthOrders, DepthWitness
 from mbasfm.types.pairs import TwoView
 
 PRIOR_PAIRS = 3.0
-"""So many pairs of either kind are imagined beside those of the run; they look as ``PRIOR`` says."""
+"""So many pairs of either kind, as in ``PRIOR``, are imagined beside those of the run when looks are found."""
 LIES = 0.01
 """Share of right pairs whose depth is in no order, and of wrong ones whose depth is: it bounds what depth can say."""
 ODD_SHARE, WIDEST_ORDER = 0.1, 3.8
@@ -40,9 +40,9 @@ class Law:
     """What right and wrong pairs of a run look like."""
 
     right_share: float
-    chance_strength: float
-    chance_sigma: float
-    """Mean and spread of the strength of wrong pairs, which has an exponential tail."""
+    chance_start: float
+    chance_tail: float
+    """The strength of wrong pairs begins about here, and has an exponential tail of this length."""
     most_strength: float
     """Right pairs have all strengths up to this, evenly in the logarithm."""
     order: float
@@ -50,9 +50,12 @@ class Law:
     order_sigma: float
 
 
-_JUST_PASSES = MIN_INLIERS * MIN_INLIER_RATIO**2
-PRIOR = Law(0.5, _JUST_PASSES, _JUST_PASSES, 100.0, 1.5, 0.75)
+PRIOR = Law(0.5, 0.0, MIN_INLIERS * MIN_INLIER_RATIO**2, 100.0, 1.5, 0.75)
 """Wrong pairs are as strong as verification just lets pass; the depth order of right ones is 0.6 to 0.98."""
+PRIOR_STRENGTHS = -PRIOR.chance_tail * np.log(1 - np.array([0.125, 0.375, 0.625, 0.875]))
+"""Some wrong pairs as the prior has them."""
+MEDIAN_OF_TAIL, SPREAD_OF_TAIL = np.log(2.0), 0.4812
+"""Median, and median absolute deviation from it, of an exponential distribution of length 1."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +137,9 @@ def depth_log_ratio(orders: DepthOrders, law: Law) -> Float64[np.ndarray, " P"]:
 
 def strength_log_ratio(strength: Float64[np.ndarray, " P"], law: Law) -> Float64[np.ndarray, " P"]:
     """Log-likelihood ratio of right against wrong by the strength of pairs; it never falls as strength grows."""
-    mean, sigma = law.chance_strength, law.chance_sigma
-    beyond = np.maximum(strength - (mean - sigma), 0.0) / sigma
-    wrong = -beyond - np.log(sigma)
-    right = -np.log(sigma * (1 + beyond)) - np.log(np.log1p(law.most_strength / sigma))
-    return right - wrong
+    beyond = np.maximum(strength - law.chance_start, 0.0) / law.chance_tail
+    # Both densities are per length of the tail.
+    return beyond - np.log1p(beyond) - np.log(np.log1p(law.most_strength / law.chance_tail))
 
 
 def find_law(strength: Float64[np.ndarray, " P"], orders: DepthOrders) -> Law:
@@ -165,22 +166,36 @@ def _refit(
 ) -> Law:
     """Law that fits best if pairs are right with these probabilities."""
     yes, no = weight * right, weight * (1 - right)
-    mean = _mean(strength, no, PRIOR.chance_strength)
-    variance = _mean((strength - mean) ** 2, no, PRIOR.chance_strength**2)
+    start, tail = _tail_of(strength, no)
     found = np.nan_to_num(orders.found)
     usual = (1 - ODD_SHARE) * _normal(found, law.order, law.order_sigma)
     counts = np.isfinite(orders.found) * yes[:, None] / 2 * usual / (usual + ODD_DENSITY)
     order = _mean(found, counts, PRIOR.order)
     order_sigma = np.sqrt(_mean((found - order) ** 2, counts, PRIOR.order_sigma**2))
-    share = _mean(right, weight, PRIOR.right_share)
+    share = float((yes.sum() + PRIOR.right_share) / (weight.sum() + 1))
     return replace(
         law,
         right_share=share,
-        chance_strength=mean,
-        chance_sigma=min(mean, float(np.sqrt(variance))),
+        chance_start=start,
+        chance_tail=tail,
         order=order,
         order_sigma=max(MIN_ORDER_SIGMA, float(order_sigma)),
     )
+
+
+def _tail_of(strength: Float64[np.ndarray, " P"], weight: Float64[np.ndarray, " P"]) -> tuple[float, float]:
+    """Start and length of an exponential tail. By medians: a few strong pairs are not what chance usually brings."""
+    values = np.concatenate([strength, PRIOR_STRENGTHS])
+    weight = np.concatenate([weight, np.full(len(PRIOR_STRENGTHS), PRIOR_PAIRS / len(PRIOR_STRENGTHS))])
+    middle = _median(values, weight)
+    tail = max(_median(np.abs(values - middle), weight) / SPREAD_OF_TAIL, PRIOR.chance_tail)
+    return max(middle - MEDIAN_OF_TAIL * tail, 0.0), tail
+
+
+def _median(values: Float64[np.ndarray, " P"], weight: Float64[np.ndarray, " P"]) -> float:
+    order = np.argsort(values, kind="stable")
+    total = np.cumsum(weight[order])
+    return float(values[order][np.searchsorted(total, total[-1] / 2)])
 
 
 def _mean(values: np.ndarray, weight: np.ndarray, prior: float) -> float:
