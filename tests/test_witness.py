@@ -299,6 +299,11 @@ def test_the_more_photographs_are_at_stake_the_more_proof_is_needed():
     assert ends(cut_weak_bridges(lone, verdict, 8).views) == ends(lone)
 
 
+def test_a_bridge_that_depth_speaks_for_needs_less_proof():
+    assert len(joined([(1, 6)], odds=2.0)[1].cut) == 1
+    assert not joined([(1, 6)], odds=2.0, depth=0.5)[1].cut
+
+
 def test_no_pairs_join_nothing():
     result = cut_weak_bridges([], Verdict([], {}, {}, PRIOR, 0, 0, 0), 3)
     assert result.views == [] and result.cut == ()

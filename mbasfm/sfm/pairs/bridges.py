@@ -15,8 +15,9 @@ from mbasfm.types.pairs import TwoView
 
 PROOF_LOG10 = -MAX_LOG10_FALSE_ALARMS
 """Odds from which a pair is beyond doubt, whatever it joins."""
-PROOF_OF_ONE_LOG10 = 2.0
-"""Odds from which one photograph is joined; the more are at stake, the better they must be."""
+PROOF_OF_ONE_LOG10, ONE_WITNESS_LOG10 = 1.0, 1.0
+"""Odds from which one photograph is joined; the more are at stake, the better they must be. Where depth does not speak
+for it there is one witness only, and that much more is needed."""
 MAX_DEPTH_LOG10_AGAINST = 1.0
 """A pair that depth speaks against by more proves nothing alone."""
 AGREEMENT_LOG10 = 1.3
@@ -60,10 +61,10 @@ def cut_weak_bridges(views: Sequence[TwoView], verdict: Verdict, num_frames: int
     groups = _Groups(views, (odds >= PROOF_LOG10) & ~contested, num_frames)
     prior = float(np.log10(verdict.law.right_share / (1 - verdict.law.right_share)))
     ratio = np.where(contested, np.minimum(odds - prior, 0.0), odds - prior)
-    candidates = groups.candidates(ratio, prior)
+    candidates = groups.candidates(ratio, depth, prior)
     while any(candidate.margin >= 0 for candidate in candidates):
         groups.join_best(candidates)
-        candidates = groups.candidates(ratio, prior)
+        candidates = groups.candidates(ratio, depth, prior)
     kept = [view for view in views if groups.label[view.i] == groups.label[view.j]]
     return Joined(kept, tuple(groups.bridge(candidate) for candidate in candidates))
 
@@ -92,24 +93,26 @@ class _Groups:
         self._relative = np.stack([view.j_from_i[:, :3] for view in views]) if views else np.zeros((0, 3, 3))
         certain = [views[number] for number in np.flatnonzero(sure).tolist()]
         self.label = find_groups(certain, num_frames)
+        self._sizes = np.bincount(self.label, minlength=num_frames)
         self._rotation = average_rotations(certain, num_frames) if certain else np.tile(np.eye(3), (num_frames, 1, 1))
 
-    def candidates(self, log10_ratio: Float64[np.ndarray, " P"], prior: float) -> list[_Candidate]:
+    def candidates(
+        self, log10_ratio: Float64[np.ndarray, " P"], log10_depth: Float64[np.ndarray, " P"], prior: float
+    ) -> list[_Candidate]:
         """For each two groups with pairs between them, the evidence that they belong together."""
         low, high = np.sort(self.label[self._ends], axis=1).T
         crossing = np.flatnonzero(low != high)
         key = (low * len(self.label) + high)[crossing]
         order = np.argsort(key, kind="stable")
         parts = np.split(crossing[order], np.flatnonzero(np.diff(key[order])) + 1)
-        sizes = np.bincount(self.label)
-        return [self._candidate(part, log10_ratio[part], prior, sizes) for part in parts if len(part)]
+        return [self._candidate(part, log10_ratio[part], log10_depth[part], prior) for part in parts if len(part)]
 
     def _candidate(
         self,
         pairs: Int64[np.ndarray, " C"],
         log10_ratio: Float64[np.ndarray, " C"],
+        log10_depth: Float64[np.ndarray, " C"],
         prior: float,
-        sizes: Int64[np.ndarray, " G"],
     ) -> _Candidate:
         """The set of pairs that agree on one rotation between two groups and is most likely right."""
         i, j = self._ends[pairs].T
@@ -121,7 +124,9 @@ class _Groups:
         total = agrees @ log10_ratio + AGREEMENT_LOG10 * (agrees.sum(1) - 1) + prior
         best = int(total.argmax())
         low, high = np.sort(self.label[self._ends[pairs[0]]]).tolist()
-        needed = PROOF_OF_ONE_LOG10 + float(np.log10(min(sizes[low], sizes[high])))
+        at_stake = min(self._sizes[low], self._sizes[high])
+        needed = PROOF_OF_ONE_LOG10 + float(np.log10(at_stake))
+        needed += 0.0 if agrees[best] @ log10_depth > 0 else ONE_WITNESS_LOG10
         return _Candidate((low, high), pairs, agrees[best], turns, float(total[best]), needed)
 
     def join_best(self, candidates: Sequence[_Candidate]) -> None:
@@ -139,6 +144,7 @@ class _Groups:
         members = self.label == high
         self._rotation[members] = self._rotation[members] @ high_from_low
         self.label[members] = low
+        self._sizes[low] += self._sizes[high]
 
     def bridge(self, candidate: _Candidate) -> Bridge:
         """What to tell about groups that were not joined."""

@@ -166,13 +166,14 @@ def _refit(
 ) -> Law:
     """Law that fits best if pairs are right with these probabilities."""
     yes, no = weight * right, weight * (1 - right)
-    start, tail = _tail_of(strength, no)
+    # Strength alone cannot tell what chance brings: weak pairs would make each other wrong.
+    start, tail = _tail_of(strength, no * np.isfinite(orders.found).any(1))
     found = np.nan_to_num(orders.found)
     usual = (1 - ODD_SHARE) * _normal(found, law.order, law.order_sigma)
     counts = np.isfinite(orders.found) * yes[:, None] / 2 * usual / (usual + ODD_DENSITY)
     order = _mean(found, counts, PRIOR.order)
     order_sigma = np.sqrt(_mean((found - order) ** 2, counts, PRIOR.order_sigma**2))
-    share = float((yes.sum() + PRIOR.right_share) / (weight.sum() + 1))
+    share = _mean(right, weight, PRIOR.right_share)
     return replace(
         law,
         right_share=share,
