@@ -6,6 +6,7 @@ from pathlib import Path
 from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.config import Config, stages_of
 from mbasfm.errors import InputError
+from mbasfm.estimators.two_view import stands_alone
 from mbasfm.io.cache import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.models.weights import looking_in
@@ -99,11 +100,13 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
     with stage("verify") as facts:
         start = known_intrinsics(seen.photos, given.cameras, config.intrinsics, config.lens, seen.depths)
         start, verified = verify_pairs(seen, start, config.lens, config.max_error_px)
-        facts.update(pairs=len(verified), inliers=sum(view.num_inliers for view in verified))
+        alone = [view.num_inliers for view in verified if stands_alone(view)]
+        facts.update(pairs=len(alone), inliers=sum(alone))
     with stage("graph") as facts:
-        views = build_graph(verified, seen.keypoints, start.intrinsics, config.tree, config.min_covisibility)
+        views, trust = build_graph(verified, seen, start.intrinsics, config.tree, config.min_covisibility)
         parts = int(find_components(views, len(seen.photos)).max(initial=-1)) + 1
-        facts.update(left_out=len(verified) - len(views), edges=2 * len(views), components=parts)
+        facts.update(trust.facts([photo.name for photo in seen.photos]) if trust is not None else {})
+        facts.update(edges=2 * len(views), components=parts)
     demand = config.samples_per_edge, config.objective == "split", config.max_memory_gb
     views, stock = within_budget(views, len(seen.photos), *demand, folder)
     if not views:

@@ -169,7 +169,7 @@ def test_a_second_run_does_no_work_per_photograph_or_pair_again(made, monkeypatc
         raise AssertionError("computed again")
 
     for name in (
-        "mbasfm.sfm.pairs.verify_pairs.verify",
+        "mbasfm.sfm.pairs.verify_pairs.propose",
         "mbasfm.matching.inference._describe",
         "mbasfm.matching.inference._estimate",
     ):

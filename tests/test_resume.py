@@ -54,7 +54,7 @@ def logged(module, name):
     setattr(module, name, call)
 
 
-for module, name in ((inference, "_describe"), (inference, "_estimate"), (verify_pairs, "verify")):
+for module, name in ((inference, "_describe"), (inference, "_estimate"), (verify_pairs, "propose")):
     logged(module, name)
 checkpoint.SECONDS_BETWEEN = 0
 keep = checkpoint.FileJournal.keep

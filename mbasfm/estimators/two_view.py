@@ -28,6 +28,9 @@ from mbasfm.types.cameras import Lens
 from mbasfm.types.pairs import TwoView
 
 MIN_INLIERS = 12
+"""Fewest matches that are believed on their own."""
+FEWEST_INLIERS, LEAST_LOG10_FALSE_ALARMS = 8, 0.0
+"""What a pair must have at least: a second witness may speak for it."""
 MIN_INLIER_RATIO = 0.25
 BUDGET = {"max_iterations": 2000, "min_iterations": 100, "seed": 0}
 PLANE_SHARE = 0.9
@@ -77,8 +80,26 @@ def verify(
     calibrated: bool,
 ) -> TwoView | None:
     """Verified pair, or None if its matches agree no more than by chance. ``max_error_px`` at a long side of 1024."""
+    view = propose(frames, pixels, matches, lenses, max_error_px, calibrated)
+    return view if view is not None and stands_alone(view) else None
+
+
+def stands_alone(view: TwoView) -> bool:
+    """Whether a pair's matches agree more than by chance, so that it needs no second witness."""
+    return view.num_inliers >= MIN_INLIERS and view.log10_false_alarms <= MAX_LOG10_FALSE_ALARMS
+
+
+def propose(
+    frames: tuple[int, int],
+    pixels: tuple[Float64[np.ndarray, "A 2"], Float64[np.ndarray, "B 2"]],
+    matches: Int64[np.ndarray, "M 2"],
+    lenses: tuple[Lens, Lens],
+    max_error_px: float,
+    calibrated: bool,
+) -> TwoView | None:
+    """Pair whose matches agree on a pose, be it by chance; None if there are too few to ask anybody else."""
     matches = matches[sees(lenses[0], pixels[0][matches[:, 0]]) & sees(lenses[1], pixels[1][matches[:, 1]])]
-    if len(matches) < MIN_INLIERS:
+    if len(matches) < FEWEST_INLIERS:
         return None
     points_i, points_j = pixels[0][matches[:, 0]], pixels[1][matches[:, 1]]
     scale = float(np.sqrt(lenses[0].px_per_reference_px * lenses[1].px_per_reference_px))
@@ -88,7 +109,7 @@ def verify(
     minimal = ESSENTIAL_POINTS if calibrated else FUNDAMENTAL_POINTS
     chance = max(chance_near_line(points_i, limit), chance_near_line(points_j, limit))
     alarms = log10_false_alarms(len(matches), int(inliers.sum()), minimal, chance)
-    if inliers.sum() < MIN_INLIERS or inliers.mean() < MIN_INLIER_RATIO or alarms > MAX_LOG10_FALSE_ALARMS:
+    if inliers.sum() < FEWEST_INLIERS or inliers.mean() < MIN_INLIER_RATIO or alarms > LEAST_LOG10_FALSE_ALARMS:
         return None
     straight_i, straight_j = _straighten(points_i[inliers], lenses[0]), _straighten(points_j[inliers], lenses[1])
     homography, on_plane = _homography(straight_i, straight_j, limit)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from mbasfm.adjust.problem import Step
+from mbasfm.estimators.two_view import stands_alone
 from mbasfm.report.pictures import color_depth, jpeg_text
 from mbasfm.scene.depth_fit import says_something
 from mbasfm.scene.reconstruction import Reconstruction, finite
@@ -76,8 +77,9 @@ def pair_columns(observations: Observations, verified: Sequence[TwoView], result
     matches = {
         (i, j): len(m) for (i, j), m in zip(observations.pairs.tolist(), observations.matches, strict=True) if len(m)
     }
-    inliers = {(view.i, view.j): view.num_inliers for view in verified}
     used = {(min(edge), max(edge)) for edge in result.graph.edges.tolist()}
+    pairs_of = ((view, (view.i, view.j)) for view in verified)
+    inliers = {pair: view.num_inliers for view, pair in pairs_of if stands_alone(view) or pair in used}
     pairs = sorted(sorted(matches, key=lambda pair: (-matches[pair], pair))[:MAX_PAIRS])
     return PairColumns(
         i=tuple(i for i, _ in pairs),

@@ -3,23 +3,30 @@
 from collections.abc import Sequence
 
 from mbasfm.config import Tree
-from mbasfm.sfm.pairs.pose_graph import choose_answers, drop_inconsistent, select_edges
+from mbasfm.estimators.two_view import stands_alone
+from mbasfm.sfm.pairs.pose_graph import select_edges
+from mbasfm.sfm.pairs.trust import Trust, trust_pairs
 from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
 from mbasfm.types.cameras import Intrinsics
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Observations
+from mbasfm.types.pairs import TwoView
 
 
 def build_graph(
     verified: Sequence[TwoView],
-    keypoints: Sequence[Keypoints],
+    observations: Observations,
     intrinsics: Intrinsics,
     tree: Tree,
     min_covisibility: float,
-) -> list[TwoView]:
-    """The edges: pairs whose rotations agree around triangles and with their average, and that see enough in common."""
-    views, num_frames = list(verified), len(keypoints)
-    if tree == "consistent" and views:
-        views, _ = drop_inconsistent(choose_answers(views, num_frames), num_frames)
-        rotation = average_rotations(views, num_frames)
-        views = agree_with(views, rotation, rays_of(keypoints, intrinsics))
-    return select_edges(views, num_frames, min_covisibility)
+) -> tuple[list[TwoView], Trust | None]:
+    """The edges: pairs that are believed, agree with averaged rotations and see enough in common; and why.
+
+    The paper's tree takes every pair that stands alone.
+    """
+    num_frames, trust = len(observations.photos), None
+    views = [view for view in verified if stands_alone(view)]
+    if tree == "consistent" and verified:
+        rays = rays_of(observations.keypoints, intrinsics)
+        trust = trust_pairs(verified, observations, intrinsics, rays)
+        views = agree_with(trust.views, average_rotations(trust.views, num_frames), rays) if trust.views else []
+    return select_edges(views, num_frames, min_covisibility), trust

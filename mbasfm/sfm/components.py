@@ -82,8 +82,8 @@ def _tell(rows: Sequence[ImageRow], num_components: int) -> None:
     """What somebody should know who does not look at the report."""
     if num_components > 1:
         say(
-            f"The photographs fall into {num_components} groups that nothing connects: sparse/0, the largest, to"
-            f" sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
+            f"The photographs fall into {num_components} groups that nothing connects beyond doubt: sparse/0, the"
+            f" largest, to sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
         )
     for number in range(num_components):
         members = [row for row in rows if row.component == number]

@@ -176,12 +176,17 @@ def strongest_pairs(views: Sequence[TwoView], num_frames: int, per_frame: int) -
 
 def find_components(views: Sequence[TwoView], num_frames: int) -> Int64[np.ndarray, " N"]:
     """Number of the connected component of each frame, the largest first; -1 for frames without any edge."""
-    matrix = _weights(views, num_frames, [1.0] * len(views))
-    _, label = connected_components(matrix, directed=False)
+    label = find_groups(views, num_frames)
     sizes = np.bincount(label)
     order = np.argsort(-sizes[label], kind="stable")
     number = {old: new for new, old in enumerate(dict.fromkeys(label[order])) if sizes[old] > 1}
     return np.array([number.get(old, -1) for old in label], dtype=np.int64)
+
+
+def find_groups(views: Sequence[TwoView], num_frames: int) -> Int64[np.ndarray, " N"]:
+    """Number of the group of each frame; frames without any edge are groups of one."""
+    _, label = connected_components(_weights(views, num_frames, [1.0] * len(views)), directed=False)
+    return label.astype(np.int64)
 
 
 def pose_graph(views: Sequence[TwoView]) -> PoseGraph:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int64
 
 from mbasfm.config import BENT, LensKind
-from mbasfm.estimators.two_view import MIN_INLIERS, inherit, pack, unpack, verify
+from mbasfm.estimators.two_view import FEWEST_INLIERS, inherit, pack, propose, stands_alone, unpack
 from mbasfm.io.cache import active_cache
 from mbasfm.matching.inference import shared_in_parallel
 from mbasfm.runtime.progress import each
@@ -26,14 +26,17 @@ FISHEYE_FOCAL = 0.5
 def verify_pairs(
     observations: Observations, start: StartIntrinsics, lens: LensKind, max_error_px: float
 ) -> tuple[StartIntrinsics, list[TwoView]]:
-    """Keep the pairs whose matches agree with one relative pose; find focal lengths and lenses on the way."""
+    """Keep the pairs whose matches agree with one relative pose; find focal lengths and lenses on the way.
+
+    Among them are pairs that may agree by chance: they do not stand alone and need a second witness.
+    """
     if lens in BENT and not bool(start.is_known.all()):
         start = search_lens(observations, _with_focal(observations, start, lens, max_error_px), lens, max_error_px)
     known = ~torch.isnan(start.intrinsics.focal[:, 0])
     found = _Verifier(observations, start.intrinsics, max_error_px).verify(known.numpy())
     views = [view for view in each(found, len(observations.pairs)) if view is not None]
     if not bool(known.all()):
-        start = with_searched_focal(start, views)
+        start = with_searched_focal(start, [view for view in views if stands_alone(view)])
         found = _Verifier(observations, start.intrinsics, max_error_px).calibrate(views)
         views = [view for view in each(found, len(views)) if view is not None]
     return start, views
@@ -51,7 +54,7 @@ def _with_focal(
         guess = FISHEYE_FOCAL * old.sizes.amax(-1, keepdim=True).double()
         return replace(start, intrinsics=replace(old, focal=torch.where(known[:, None], old.focal, guess)))
     views = _Verifier(observations, old, max_error_px).verify(known.numpy())
-    return with_searched_focal(start, [view for view in views if view is not None])
+    return with_searched_focal(start, [view for view in views if view is not None and stands_alone(view)])
 
 
 class _Verifier:
@@ -84,16 +87,16 @@ class _Verifier:
         return shared_in_parallel(work, views)
 
     def _verify(self, ends: tuple[int, int], matches: Int64[np.ndarray, "M 2"], calibrated: bool) -> TwoView | None:
-        if len(matches) < MIN_INLIERS:
+        if len(matches) < FEWEST_INLIERS:
             return None
         (i, j), lenses, pixels = ends, self._lenses, self._pixels
 
         def compute() -> dict[str, np.ndarray]:
-            return pack(verify(ends, (pixels[i], pixels[j]), matches, (lenses[i], lenses[j]), *how))
+            return pack(propose(ends, (pixels[i], pixels[j]), matches, (lenses[i], lenses[j]), *how))
 
         how = self._max_error_px, calibrated
         given = [lenses[end].camera() if calibrated else lenses[end].size.tolist() for end in ends]
-        key = f"verified-1|{self._digests[i]}|{self._digests[j]}|{_digest(matches)}|{given}|{how}"
+        key = f"verified-2|{self._digests[i]}|{self._digests[j]}|{_digest(matches)}|{given}|{how}"
         return unpack(ends, self._cache.get(key, compute))
 
 
