@@ -47,11 +47,25 @@ def triangulated_inverse_depth(
 
     Negative if that point is behind i. Distances count times depth in j, which matters only far beside the line.
     """
-    turned, step = rays_i @ j_from_i[..., :3].mT, j_from_i[..., None, :, 3]
+    turned = rays_i @ j_from_i[..., :3].mT
     # The image of turned + q step is the match where offset + q slope vanishes.
-    slope = step[..., :2] - rays_j[..., :2] * step[..., 2:]
+    slope = _slope(j_from_i, rays_j)
     offset = turned[..., :2] - rays_j[..., :2] * turned[..., 2:]
     return -(offset * slope).sum(-1) / slope.square().sum(-1).clamp_min(1e-18)
+
+
+def inverse_depth_error(
+    j_from_i: Float[Tensor, "*B 3 4"], rays_i: Float[Tensor, "*B M 3"], rays_j: Float[Tensor, "*B M 3"]
+) -> Float[Tensor, "*B M"]:
+    """Change of the triangulated inverse depth if the match in j moves along its line by one unit at z = 1."""
+    turned = rays_i @ j_from_i[..., :3].mT
+    return turned[..., 2].abs() / _slope(j_from_i, rays_j).norm(dim=-1).clamp_min(1e-9)
+
+
+def _slope(j_from_i: Float[Tensor, "*B 3 4"], rays_j: Float[Tensor, "*B M 3"]) -> Float[Tensor, "*B M 2"]:
+    """How the image in j moves with inverse depth in i, times depth in j over depth in i."""
+    step = j_from_i[..., None, :, 3]
+    return step[..., :2] - rays_j[..., :2] * step[..., 2:]
 
 
 def in_front(

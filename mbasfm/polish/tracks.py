@@ -37,7 +37,7 @@ def split_matches(views: Sequence[TwoView], keypoints: Sequence[Keypoints], trac
     first = track[_first_ends(views, keypoints)]
     number, order = _lots_of_tracks(frame, keypoints, track, seed)
     share = np.clip(1.5 * MIN_HELD_OUT / max(len(first), 1), HELD_OUT_SHARE, MAX_HELD_OUT_SHARE)
-    held = (number < share) & ~_is_doubled(frame, track)
+    held = (number < share) & ~is_doubled(frame, track)
     held &= held[first].sum() >= MIN_HELD_OUT
     priority = np.where(held, 0, size) + order
     chosen = longest_tracks(frame, track, priority, tracks_per_frame) & ~held
@@ -68,7 +68,7 @@ def _offsets(keypoints: Sequence[Keypoints]) -> Int64[np.ndarray, " _"]:
     return np.concatenate([[0], np.cumsum([len(points.pixels) for points in keypoints])])
 
 
-def _is_doubled(frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"]) -> Bool[np.ndarray, " T"]:
+def is_doubled(frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"]) -> Bool[np.ndarray, " T"]:
     """Whether a track has several keypoints in one photograph."""
     seen, count = np.unique(np.stack([track, frame]), axis=1, return_counts=True)
     doubled = np.zeros(track.max(initial=-1) + 1, dtype=bool)

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Float32, Float64, Int64
 from scipy.stats import rankdata
 
+from mbasfm.geometry.epipolar import inverse_depth_error, triangulated_inverse_depth
 from mbasfm.geometry.raster import values_at
+from mbasfm.geometry.rigid import invert
 from mbasfm.objective.distribution import MAD_TO_SIGMA
 from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.photos import DepthEstimate
@@ -78,14 +81,21 @@ class DepthWitness:
         chosen = np.linspace(0, view.num_inliers - 1, min(view.num_inliers, MAX_POINTS)).astype(np.int64)
         first, second = view.matches[chosen].T
         rays_i, rays_j = self._rays[view.i][first], self._rays[view.j][second]
-        back = view.j_from_i[:, :3].T
-        i_from_j = np.column_stack([back, -back @ view.j_from_i[:, 3]])
-        in_i, per_unit_i = inverse_depths(rays_i, rays_j, view.j_from_i)
-        in_j, per_unit_j = inverse_depths(rays_j, rays_i, i_from_j)
+        j_from_i = torch.from_numpy(view.j_from_i)
+        seen_in_i = j_from_i, torch.from_numpy(rays_i), torch.from_numpy(rays_j)
+        seen_in_j = invert(j_from_i), seen_in_i[2], seen_in_i[1]
         return [
-            compare_orders(in_i, per_unit_i * self._error[view.j], self._nearness[view.i][:, first]),
-            compare_orders(in_j, per_unit_j * self._error[view.i], self._nearness[view.j][:, second]),
+            _compare(seen_in_i, self._error[view.j], self._nearness[view.i][:, first]),
+            _compare(seen_in_j, self._error[view.i], self._nearness[view.j][:, second]),
         ]
+
+
+def _compare(
+    seen: tuple[torch.Tensor, torch.Tensor, torch.Tensor], match_error: float, nearness: Float32[np.ndarray, "K M"]
+) -> tuple[float, float, float, float]:
+    """The order of triangulated depth and of the map, for (other_from_own, own rays, other's rays)."""
+    inverse, per_unit = triangulated_inverse_depth(*seen).numpy(), inverse_depth_error(*seen).numpy()
+    return compare_orders(inverse, per_unit * match_error, nearness)
 
 
 def nearness_of(
@@ -97,16 +107,6 @@ def nearness_of(
     values = np.stack([values_at(depth.values, np.column_stack([place, y])) for place in moved])
     values = np.where(values > 0, values, np.nan).astype(np.float32)
     return values if depth.is_disparity else 1 / values
-
-
-def inverse_depths(
-    rays_i: Float64[np.ndarray, "M 3"], rays_j: Float64[np.ndarray, "M 3"], j_from_i: Float64[np.ndarray, "3 4"]
-) -> tuple[Float64[np.ndarray, " M"], Float64[np.ndarray, " M"]]:
-    """Triangulated inverse depth in frame i at unit baseline, and how much a shift by one in j at z = 1 changes it."""
-    turned, step = rays_i @ j_from_i[:, :3].T, np.cross(rays_j, j_from_i[:, 3])
-    # turned + q translation is parallel to the ray of j.
-    length2 = np.maximum((step * step).sum(1), 1e-30)
-    return -(np.cross(rays_j, turned) * step).sum(1) / length2, turned[:, 2] / np.sqrt(length2)
 
 
 def compare_orders(

@@ -13,9 +13,10 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from mbasfm.geometry.camera import unit_rays
+from mbasfm.geometry.epipolar import triangulated_inverse_depth
 from mbasfm.geometry.lots import lots, places
 from mbasfm.geometry.rigid import compose, invert
-from mbasfm.polish.tracks import connect
+from mbasfm.polish.tracks import connect, is_doubled
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
@@ -46,8 +47,7 @@ def find_transfers(views: Sequence[TwoView], keypoints: Sequence[Keypoints], see
     frame, track, size = connect(views, keypoints)
     pixels = np.concatenate([points.pixels for points in keypoints]).astype(np.float64)
     number = np.flatnonzero(size[track] >= 3)
-    twice = _sharing(track[number], frame[number])
-    number = number[~np.isin(track[number], track[number][twice])]
+    number = number[~is_doubled(frame, track)[track[number]]]
     number = number[np.lexsort([lots(seed, 2, frame[number], places(pixels[number])), track[number]])]
     _, begin, count = np.unique(track[number], return_index=True, return_counts=True)
     begin, count = np.repeat(begin, count), np.repeat(count, count)
@@ -66,10 +66,7 @@ def transfer_errors_px(cameras: Cameras, transfers: Transfers) -> Float[Tensor, 
     rays = unit_rays(transfers.pixels, cameras.intrinsics, transfers.frames)
     world_from_near = invert(cameras.cam_from_world[near])
     far_from_near, seen_from_near = (compose(cameras.cam_from_world[k], world_from_near) for k in (far, seen))
-    base, step = (far_from_near[..., :3] @ rays[:, 1, :, None])[..., 0], far_from_near[..., 3]
-    match = rays[:, 2, :2]
-    slope, offset = step[:, :2] - match * step[:, 2:], base[:, :2] - match * base[:, 2:]
-    inverse_depth = (-(offset * slope).sum(-1) / slope.square().sum(-1).clamp_min(1e-18)).clamp_min(0.0)
+    inverse_depth = triangulated_inverse_depth(far_from_near, rays[:, 1:2], rays[:, 2:])[:, 0].clamp_min(0.0)
     point = (seen_from_near[..., :3] @ rays[:, 1, :, None])[..., 0] + inverse_depth[:, None] * seen_from_near[..., 3]
     error = (point[:, :2] / point[:, 2:] - rays[:, 0, :2]).norm(dim=-1) * cameras.intrinsics.reference_focal[seen]
     return error.where((point[:, 2] > 0) & error.isfinite(), torch.full_like(error, torch.inf))
@@ -125,12 +122,6 @@ def mix(candidates: Sequence[Cameras], chosen: Int64[np.ndarray, " N"]) -> Camer
         depth_scale=take([cameras.depth_scale for cameras in candidates]),
         depth_shift=take([cameras.depth_shift for cameras in candidates]),
     )
-
-
-def _sharing(first: Int64[np.ndarray, " M"], second: Int64[np.ndarray, " M"]) -> np.ndarray:
-    """Which rows are not the only ones with their two numbers."""
-    _, row, count = np.unique(np.stack([first, second], 1), axis=0, return_inverse=True, return_counts=True)
-    return count[row.ravel()] > 1
 
 
 def _first_of_each(group: Int64[np.ndarray, " M"], lot: Float64[np.ndarray, " M"]) -> Int64[np.ndarray, " K"]:
