@@ -87,8 +87,8 @@ def adjust(
     ``fixed`` says which unknowns of which frames must not move (none by default). Where a connected component has no
     fixed pose its best connected frame is held; where nothing determines its size, depth is kept on average as the
     depth model gave it. ``pose_priors`` are known up to a similarity, so they bend components but do not move them;
-    `lm` uses them, `adam` does not. ``journal`` is told after every accepted step how far this is, and asked at the
-    beginning where an earlier run stopped.
+    `lm` uses them, `adam` does not. ``journal`` keeps a checkpoint of every accepted step, and
+    gives the last one of an earlier run at the beginning.
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     if not stages:

@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Problem:
-    """What stays the same during one stage."""
+    """All that stays the same during one stage."""
 
     form: Form
     samples: SampleSource

@@ -50,9 +50,9 @@ class Stage:
 
 
 COARSE = Stage("coarse", "isotropic", tau_max=math.expm1(10.0), log_scale=1.0, per_star=True)
-"""eqn:coarse_ba: log(1 + r) up to 10, one distribution per star."""
+"""Stage of eqn:coarse_ba: log(1 + r) up to 10, one distribution per star."""
 FINE = Stage("fine", "isotropic", tau_max=20.0)
-"""eqn:fine_forward: r up to 20 px, one distribution."""
+"""Stage of eqn:fine_forward: r up to 20 px, one distribution."""
 SPLIT = Stage("split", "split", tau_max=1000.0, log_scale=0.2, loss="mixture")
 """Stage of the residual split at the epipolar line. It needs no coarse stage and no smaller tau_max afterwards: its
 mixture weights adapt from a rough start, where errors are hundreds of pixels, to the end."""

@@ -19,7 +19,7 @@ SLOT_SCALE, SLOT_SHIFT, SLOT_INTRINSIC = 6, 7, 8
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Which column of the reduced system each slot of each frame belongs to."""
+    """Numbering of the free unknowns: the column of the reduced system for each slot of each frame."""
 
     columns: Columns
     index: Int[Tensor, "N D"]

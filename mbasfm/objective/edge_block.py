@@ -191,7 +191,7 @@ def _through_lens(distorted: Tensor, coefficients: Tensor, is_fisheye: Tensor) -
 
 @dataclass(frozen=True)
 class Prediction:
-    """Where the corrected depth puts each sample in image j."""
+    """Position of each sample in image j according to its corrected depth."""
 
     pixel: Float[Tensor, "e 2 K"]
     inverse_z: Float[Tensor, "e K"]
@@ -201,7 +201,7 @@ class Prediction:
     rho_by_shift: Float[Tensor, "e K"]
     """Derivative d rho / d beta."""
     behind: Bool[Tensor, "e K"]
-    """Where the corrected depth is not positive or the point is behind camera j."""
+    """Whether the corrected depth is not positive or the point is behind camera j."""
 
 
 def inverse_depth(block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -245,7 +245,7 @@ def predict(block: Block) -> Prediction:
     block.rays[:, 3] = rho
     point = torch.bmm(block.cameras.projection, block.rays)
     behind = (point[:, 2] <= 0).logical_or_(invalid)
-    # Finite numbers also where there is nothing to see: such samples get no weight, and 0 * inf would be NaN.
+    # Finite numbers even behind the camera: such samples get no weight, and 0 * inf would be NaN.
     inverse_z = point[:, 2].reciprocal().masked_fill_(behind, 0)
     return Prediction(point[:, :2] * inverse_z[:, None], inverse_z, rho, by_scale, by_shift, behind)
 

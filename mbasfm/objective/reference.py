@@ -143,7 +143,7 @@ def clamp_to_half_line(
     likely: Float[Tensor, "E K 2"],
     tangent: Float[Tensor, "E K 2"],
 ) -> tuple[Float[Tensor, "E K"], Float[Tensor, "E K 2"]]:
-    """How far along the tangent a point of the line must move to have positive depth, and where that is.
+    """Distance along the tangent that a point of the line must move to have positive depth, and where it ends up.
 
     The half-line runs from the image of ``start`` (infinitely far) to that of ``step`` (infinitely near). The way is
     infinite where neither end is in front of the camera and the point itself is not either. The place is given by

@@ -265,7 +265,7 @@ def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> S
     normal = line[:, :2] * inverse_norm[:, None]
     distance = dot(normal, target).addcmul_(line[:, 2], inverse_norm).neg_()
 
-    # Along the tangent all points of the line are numbers: predicted, matched, and the most likely between the two.
+    # Points of the line are coordinates along the tangent: predicted, matched, and the most likely between the two.
     predicted, matched, along_step = wedge(normal, prediction.pixel), wedge(normal, target), wedge(normal, step)
     along = predicted - matched
     slope = (along_step - predicted * step[:, 2]).mul_(prediction.rho).mul_(prediction.inverse_z)

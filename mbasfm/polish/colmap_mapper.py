@@ -271,7 +271,7 @@ def believed_difference(
     Most lenses are as they should be. So a kind of parameter (1: principal point, 2: distortion) is either exactly
     nominal or spread around it by ``sigma``; kind 0 is never nominal. The mean over all such models, each weighted by
     how probable it makes what was found, goes continuously from nothing, where the data cannot tell, to all of it.
-    Without the nominal models a principal point that tracks hardly feel wanders off by pixels, and cameras turn too.
+    Without nominal models, a principal point that tracks hardly constrain drifts by pixels, and cameras turn with it.
     """
     spread = spread + np.diag((TINY_SHARE * sigma) ** 2)  # exactly known parameters would give NaN
     estimates, evidence = [], []

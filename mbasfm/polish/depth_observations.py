@@ -2,9 +2,9 @@
 
 A camera that is moved sideways by b sees a point at f (x - b) / z. With a huge b and a tiny f only f b / z is left: an
 observation of inverse depth, in pixels. So COLMAP's own bundle adjustment of rigs takes depth into account.
-observation of inverse depth, in pixels. So COLMAP's own bundle adjustment of rigs takes depth into account.
-Errors of depth are not independent: a network that is wrong about a wall is wrong about all of it. How much they go
-together is measured, and all depths of a frame count as many as the independent ones that they are worth.
+
+Errors of depth are not independent: a network that is wrong about a wall is wrong about all of it. Their
+correlation is measured, and all depths of a frame together count as much as the equivalent number of independent ones.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Second attempt to place frames that no single pair could place, by all their matches to placed frames at once.
 
 Matches with frames whose keypoints have 3D points give 2D-3D pairs; a pose that many of them agree with, far more than
-chance would, is accepted. These matches become verified pairs, so that polish sees the frame like any other.
+chance would, is accepted. Matches that agree become verified pairs, so that polish sees the frame like any other.
 """
 
 from collections.abc import Mapping, Sequence

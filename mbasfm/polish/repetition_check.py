@@ -3,7 +3,7 @@
 Where a pattern repeats, such as the windows of a wall, a match with the neighbouring repetition lies on the epipolar
 line as the right one does and triangulates to a clean point at a wrong distance. Whole rows of them agree with each
 other and bend the cameras. Depth tells them apart, even rough depth: it is off by percents, they by a factor. Where
-depth itself is off by a factor, as networks are in the background, all matches around say so together and are believed.
+depth itself is off by a factor, as networks are in the background, all matches around contradict it alike and are kept.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ def build_graph(
     tree: Tree,
     min_covisibility: float,
 ) -> list[TwoView]:
-    """The edges: pairs whose rotations agree around triangles and with their average, and that see enough in common."""
+    """Edges: pairs that agree with their triangles and the average rotation, and that see enough in common."""
     views, num_frames = list(verified), len(keypoints)
     if tree == "consistent" and views:
         views, _ = drop_inconsistent(choose_answers(views, num_frames), num_frames)
