@@ -1,7 +1,7 @@
 """Memory that adjustment needs, and what to reduce where there is too little: pairs, samples, and where these are kept.
 
-A large data matrix goes to disk. What stays in memory grows with edges (normal equations, their
-copy for the solver) and, where the residual is split, with samples (their spread and vote, 8 bytes).
+A large data matrix goes to disk. What stays in memory grows with edges (normal equations, their copy for the solver)
+and, where the residual is split, with samples (their spread and vote, 8 bytes).
 """
 
 from collections.abc import Sequence
