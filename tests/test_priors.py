@@ -197,7 +197,7 @@ def test_gps_of_the_metadata_and_of_a_table_are_the_same(tmp_path):
         ("p.csv", "x,y,z\n1,2,3\n", "line 2: no name; give name,x,y,z"),
         ("p.csv", "name,latitude,longitude\n0.png,95,3\n", "line 2: latitude 95 .* no place on the earth"),
         ("p.csv", "name,x,y,z\nother.png,1,2,3\n", "cannot tell which photographs .* it lists other.png"),
-        ("p.csv", "name,x,y,z\n0.png,1,2,3\n1.png,1,2,4\n", "it knows 2 of 4 photographs; 3 are needed"),
+        ("p.csv", "name,x,y,z\n0.png,1,2,3\n1.png,1,2,4\n", "covers 2 of 4 photographs; 3 are needed"),
         ("p.csv", "name,x,y,z,sigma_m\n0.png,1,2,3,-1\n", "sigma_m must be a positive number, not -1"),
         ("p.json", '{"images": {"0.png": {"x": 1}}}', "0.png: no position"),
         ("p.json", '{"images": {"0.png": 3}}', "0.png: must be"),

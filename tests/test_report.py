@@ -184,7 +184,7 @@ def test_advice_follows_the_kind_of_the_reason_and_not_its_words():
         (lambda r: replace(r, depth_model=FlatDepth.key), "No depth model"),
         (lambda r: with_images(r, depth_error=0.4), "off by about 40 %"),
         (lambda r: with_pairs(r, inliers=(20, 30, 40)), "have 30 or fewer"),
-        (lambda r: with_pairs(r, used=(1, 1, 0)), "Only one pair each holds 1.jpg, 2.jpg"),
+        (lambda r: with_pairs(r, used=(1, 1, 0)), "Held by only one pair each: 1.jpg, 2.jpg"),
         (lambda r: replace(r, skipped=(SkippedFile("x.jpg", "empty"),)), "x.jpg (empty)"),
         (lambda r: with_component(r, points=12, reason=Reason(NotPolished.SWITCHED_OFF)), "should not be trusted"),
     ],

@@ -29,7 +29,7 @@ class Parameters:
 
     @staticmethod
     def build(cameras: Cameras, group: Tensor) -> "Parameters":
-        """From cameras."""
+        """Parameters with the values of the given cameras."""
         num_groups = int(group.max()) + 1
         first = torch.zeros(num_groups, dtype=torch.long).scatter_(0, group, torch.arange(len(group)))
         values = (
@@ -45,14 +45,14 @@ class Parameters:
 
 @dataclass(frozen=True)
 class AdamDescent:
-    """Between two steps: all that the next one depends on. The next step changes values and optimizer in place."""
+    """State between two steps: all that the next one depends on. It changes values and optimizer in place."""
 
     cameras: Cameras
     origin: Cameras
-    """At the start, with the root's typical depth of 1."""
+    """Cameras at the start, scaled so that the root's typical depth is 1."""
     priors: PriorTerm
     values: tuple[Tensor, ...]
-    """Of the parameters."""
+    """Values of the parameters."""
     optimizer: dict[str, Any]
     num_steps: int
     seconds: float
@@ -65,7 +65,7 @@ def solve_adam(
     on_step: Callable[[Step, AdamDescent], None],
     stopped: AdamDescent | None = None,
 ) -> Cameras:
-    """A fixed number of steps. As in the paper there are no priors; ``priors`` only travels through the gauge."""
+    """Cameras after a fixed number of steps. As in the paper there are no priors; ``priors`` only follows the gauge."""
     stage, start, done = problem.stage, time.perf_counter(), 0
     cameras, priors = _unit_depth(problem.gauge, cameras, priors)
     if stopped is not None:
@@ -106,7 +106,7 @@ def _put_back(stopped: AdamDescent, parameters: Parameters, optimizer: torch.opt
 
 
 def _unit_depth(gauge: Gauge, cameras: Cameras, priors: PriorTerm) -> tuple[Cameras, PriorTerm]:
-    """Scale the world so that the root's typical depth is 1: only then a learning rate means something."""
+    """Scale the world so that the root's typical depth is 1, which gives the learning rate a meaning."""
     root = gauge.root
     corrected = cameras.depth_scale[root] * gauge.typical_raw[root] + cameras.depth_shift[root]
     factor = torch.where(cameras.is_disparity[root], corrected, 1 / corrected)
@@ -115,7 +115,7 @@ def _unit_depth(gauge: Gauge, cameras: Cameras, priors: PriorTerm) -> tuple[Came
 
 
 def assemble(cameras: Cameras, parameters: Parameters, problem: Problem, group: Tensor) -> Cameras:
-    """Cameras from parameters; what is fixed comes from ``cameras`` bit for bit."""
+    """Cameras from parameters; what is fixed is copied from ``cameras`` bit for bit."""
     free = problem.unknowns.index >= 0
     pose = torch.cat([rotation_from_6d(parameters.rotation), parameters.translation[..., None]], -1)
     intrinsics = cameras.intrinsics
@@ -139,7 +139,7 @@ def assemble(cameras: Cameras, parameters: Parameters, problem: Problem, group: 
 def descend(cameras: Cameras, problem: Problem) -> tuple[float, float]:
     """Loss per sample with the distribution of the present residuals held fixed, and S^m per sample.
 
-    The gradient goes where the cameras come from. Blocks of edges follow each other, so that only one is in memory.
+    The gradient is added to whatever the cameras were computed from. Edges are processed block by block to save memory.
     """
     samples, share = problem.samples, problem.form.share
     block_loss = problem.form.first_order_loss(cameras)
@@ -157,7 +157,7 @@ def descend(cameras: Cameras, problem: Problem) -> tuple[float, float]:
 
 
 def _leaves(cameras: Cameras) -> tuple[list[Tensor], list[Tensor], Cameras]:
-    """Unknowns of the cameras, the same as leaves of a graph of their own, and cameras made of the latter."""
+    """Unknowns of the cameras, detached copies as leaves of a graph of their own, and cameras made of these leaves."""
     intrinsics = cameras.intrinsics
     poses = cameras.cam_from_world, cameras.depth_scale, cameras.depth_shift
     both = [*poses, intrinsics.focal, intrinsics.distortion]

@@ -30,7 +30,7 @@ from mbasfm.types.outcome import NoPose, Reason
 from mbasfm.types.samples import SampleSource
 
 MANY_SAMPLES = 200_000
-"""Fewer are faster on one core; on a busy machine by far."""
+"""Samples from which on all cores are used; fewer are faster on one core, by far if the machine is busy."""
 RESTART_NEIGHBOURS = 3
 RESTART_STEPS = 30
 Record = Callable[[Step, Descent | AdamDescent], None]
@@ -39,23 +39,23 @@ History = tuple[tuple[str, Step], ...]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """How far an adjustment has come: with it and the same input it goes on as if it had never stopped."""
+    """Progress of an adjustment, from which one with the same input continues as if it had never stopped."""
 
     place: tuple[int, int]
-    """Number of the stage, and how often stuck frames were started again in it."""
+    """Number of the stage, and how often stuck frames were restarted in it."""
     state: Descent | AdamDescent
     history: History
 
 
 @runtime_checkable
 class Journal(Protocol):
-    """Remembers how far an adjustment has come."""
+    """Keeps the progress of an adjustment."""
 
     def last(self) -> Checkpoint | None:
-        """What was kept of an earlier run with the same input; the same on all processes."""
+        """Last checkpoint of an earlier run with the same input, if any; the same on all processes."""
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Called after every step. The next step changes what is in it, so what is to be kept must be written now."""
+        """Keep the checkpoint of an accepted step; write it at once, as the next step changes it in place."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,14 @@ class Adjustment:
 
     cameras: Cameras
     registered: Bool[Tensor, " N"]
-    """False: no edge, or not a single residual that could move the frame; the cameras' row means nothing then."""
+    """False for frames with no edge or no residual that could move them; their rows of ``cameras`` are meaningless."""
     reason: tuple[Reason[NoPose] | None, ...]
     """Why a frame is not registered; None for the others."""
     diagnosis: Diagnosis
     pose_covariance: Float[Tensor, "N 6 6"]
-    """Of the twist (omega [rad], tau [world length]) with T <- exp(xi) T, relative to the component's root."""
+    """Covariance of the twist (omega [rad], tau [world length]), T <- exp(xi) T, relative to the component's root."""
     steps: History
-    """History: name of the stage and what the step did."""
+    """History of steps, each with the name of its stage."""
 
 
 def adjust(
@@ -82,13 +82,13 @@ def adjust(
     pose_priors: PosePriors | None = None,
     journal: Journal | None = None,
 ) -> Adjustment:
-    """Register all frames into one world by the stage's objective (or by several stages, one after the other).
+    """Register all frames in one world by the stage's objective (or by several stages, one after the other).
 
     ``fixed`` says which unknowns of which frames must not move (none by default). Where a connected component has no
     fixed pose its best connected frame is held; where nothing determines its size, depth is kept on average as the
     depth model gave it. ``pose_priors`` are known up to a similarity, so they bend components but do not move them;
-    `lm` uses them, `adam` does not. ``journal`` is told after every accepted step how far this is, and asked at the
-    beginning where an earlier run stopped.
+    `lm` uses them, `adam` does not. ``journal`` keeps a checkpoint of every accepted step, and
+    gives the last one of an earlier run at the beginning.
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     if not stages:
@@ -121,7 +121,7 @@ def adjust(
 
 
 class _Log:
-    """What was done so far, before and after an interruption."""
+    """Steps taken so far, including those before an interruption."""
 
     def __init__(self, journal: Journal | None):
         self._journal = journal
@@ -129,22 +129,22 @@ class _Log:
         self.history = [] if self._stopped is None else list(self._stopped.history)
 
     def is_past(self, place: tuple[int, int]) -> bool:
-        """Whether it was finished before the interruption."""
+        """Whether the place was finished before the interruption."""
         return self._stopped is not None and place < self._stopped.place
 
     def state(self, place: tuple[int, int]) -> Descent | AdamDescent | None:
-        """To go on with, if the interruption came here."""
+        """State to continue with if the interruption happened at this place, else None."""
         return self._stopped.state if self._stopped is not None and place == self._stopped.place else None
 
     def note(self, stage: Stage, place: tuple[int, int], step: Step, state: Descent | AdamDescent) -> None:
-        """Called after every step."""
+        """Record a step; one that was accepted also goes to the journal."""
         self.history.append((stage.name, step))
         if self._journal is not None and step.accepted:  # a rejected step ends the solver and would be done again
             self._journal.keep(Checkpoint(place, state, tuple(self.history)))
 
 
 def make_problem(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fixed) -> Problem:
-    """Everything that stays the same while a stage runs."""
+    """Problem of a stage: everything that stays the same while it runs."""
     gauge = find_gauge(samples, fixed)
     unknowns = number_unknowns(fix_roots(fixed, gauge), cameras.intrinsics)
     if unknowns.count == 0:
@@ -169,7 +169,7 @@ def _run(
 
 
 def _drop_settled(samples: SampleSource, cameras: Cameras, fixed: Fixed) -> tuple[SampleSource, Fixed]:
-    """Leave out edges that no unknown can change, and hold frames without edges: they must not blur histograms."""
+    """Leave out edges that no unknown can change, which would blur the histograms, and hold frames without edges."""
     i, j = samples.edges.unbind(-1)
     unknowns = number_unknowns(fixed, cameras.intrinsics)
     moves = unknowns.index >= 0
@@ -186,7 +186,7 @@ def _drop_settled(samples: SampleSource, cameras: Cameras, fixed: Fixed) -> tupl
 
 
 def _restart(cameras: Cameras, samples: SampleSource, fixed: Fixed, stuck: Bool[Tensor, " N"]) -> Cameras:
-    """Start stuck frames again from their best neighbours, one at a time, with all others held."""
+    """Restart stuck frames from their best neighbours, one at a time, with all others held."""
     for frame in torch.nonzero(stuck).flatten().tolist():
         mine = (samples.edges == frame).any(-1)
         near = samples.select(mine)
@@ -206,7 +206,7 @@ def _restart(cameras: Cameras, samples: SampleSource, fixed: Fixed, stuck: Bool[
 
 
 def _start_at(cameras: Cameras, near: SampleSource, hold: Fixed, frame: int, neighbour: int) -> tuple[float, Cameras]:
-    """Give the frame its neighbour's pose and let the coarse stage find its own; returns the score too."""
+    """Score and cameras after the coarse stage, started with the frame at its neighbour's pose."""
     pose = cameras.cam_from_world.clone()
     pose[frame] = pose[neighbour]
     scale, shift = cameras.depth_scale.clone(), cameras.depth_shift.clone()

@@ -1,4 +1,4 @@
-"""Checks of what a user hands in, before any mathematics: each names the frame and says what to do."""
+"""Checks of input data before any mathematics: each names the frame and says what to do."""
 
 import torch
 from torch import Tensor

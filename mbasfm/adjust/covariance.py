@@ -1,4 +1,4 @@
-"""How sure a pose is: the sandwich covariance A^-1 B A^-1 of the estimator.
+"""Uncertainty of poses: the sandwich covariance A^-1 B A^-1 of the estimator.
 
 A is the curvature of the loss. B, the spread of its gradient, is estimated in two ways. Clustered: gradients are summed
 per source frame before they are squared, because residuals of one frame share the errors of its depth map; right for
@@ -27,7 +27,7 @@ from mbasfm.types.cameras import Cameras
 CLUSTERS_FOR_HALF = 30.0
 """Neighbours of a frame at which the clustered and the modelled spread count the same."""
 MOST_UNKNOWNS = 2000
-"""Of which the whole covariance is computed: twice as many take half a minute and a gigabyte."""
+"""Largest number of unknowns with a joint covariance: for twice as many it takes half a minute and a gigabyte."""
 
 
 def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Float[Tensor, "N 6 6"]:
@@ -87,7 +87,7 @@ def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[No
 
 
 def _curvature(problem: Problem, cameras: Cameras, frozen: Any) -> NormalEquations:
-    """Second derivative of the loss; weights may be negative, so both signs are summed apart."""
+    """Second derivative of the loss; weights may be negative, so both signs are summed separately."""
     positive, negative = problem.form.curvature(frozen)
     _, total = linearize(problem, cameras, positive)
     if negative is not None:
@@ -98,7 +98,7 @@ def _curvature(problem: Problem, cameras: Cameras, frozen: Any) -> NormalEquatio
 
 
 def _scale_gauges(cameras: Cameras, unknowns: Unknowns, gauge: Gauge) -> list[tuple[Tensor, Tensor]]:
-    """For each component of free scale: the direction of growth, and the constraint that depths keep their mean."""
+    """For each component of free scale, the direction of growth and the constraint that the mean depth stays."""
     centers = camera_centers(cameras.cam_from_world)
     pivot = centers[gauge.root][gauge.component]
     sign = torch.where(cameras.is_disparity, -1.0, 1.0).double()

@@ -1,4 +1,4 @@
-"""What can be said about each frame after adjustment, without any ground truth."""
+"""What is known about each frame after adjustment, without any ground truth."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from mbasfm.types.samples import SampleSource
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
 MIN_INLIER_SHARE = 0.02
 INLIER_PX = 20.0
-"""A sample further off is no inlier, however wide the stage's own tau_max is [px at a long side of 1024]."""
+"""Largest residual of an inlier, however wide the stage's own tau_max is [px at a long side of 1024]."""
 REPORT_BINNING = Binning(COARSE.tau_max, 400, log_scale=0.05)
 
 
@@ -31,18 +31,18 @@ class Diagnosis:
     """Quality of each frame."""
 
     inlier_share: Float[Tensor, " N"]
-    """Share of the samples on a frame's edges, both directions, that are inliers and in front of the camera."""
+    """Share of inliers in front of the camera among the samples on a frame's edges, in both directions."""
     residual_quantiles_px: Float[Tensor, "N Q"]
-    """25, 50, 75 and 90 % of the isotropic residuals of the frame's own samples, at a long side of 1024."""
+    """Quantiles (25, 50, 75, 90 %) of the isotropic residuals of the frame's own samples, at a long side of 1024."""
     depth_error: Float[Tensor, " N"]
     """Estimated relative error of the frame's depth after correction."""
     parallax_px: Float[Tensor, " N"]
-    """How far baseline and depth move half of what a frame shows in the neighbour where they do so most."""
+    """Median shift of a frame's samples due to baseline and depth, in the neighbour where it is largest."""
     match_error_px: float
     """Estimated error of a match across its epipolar line, at a long side of 1024."""
 
     def explain(self, frame: int) -> Reason[NoPose]:
-        """Why a frame counts as not registered."""
+        """Reason why a frame counts as not registered."""
         return Reason(NoPose.FEW_MATCHES_AGREE, (100 * float(self.inlier_share[frame]),))
 
 
@@ -65,7 +65,7 @@ def diagnose(cameras: Cameras, samples: SampleSource, stage: Stage) -> Diagnosis
 
 
 def parallaxes_px(cameras: Cameras, samples: SampleSource) -> Float[Tensor, " N"]:
-    """Of every frame, the largest over its edges of the median parallax, at a long side of 1024."""
+    """Parallax of each frame: the largest median over its edges, at a long side of 1024."""
     largest = torch.zeros(cameras.num_frames, dtype=torch.float64)
     depth_error, share = torch.tensor(0.1, dtype=samples.dtype), deal(blocks(samples), at_random=True)
     for chunk, block in stream(cameras, samples, NO_INTRINSICS, share):
@@ -76,7 +76,7 @@ def parallaxes_px(cameras: Cameras, samples: SampleSource) -> Float[Tensor, " N"
 
 
 def inlier_limit_px(stage: Stage) -> float:
-    """Residuals below it are inliers after the stage [px at a long side of 1024]."""
+    """Residual below which a sample is an inlier after the stage [px at a long side of 1024]."""
     return min(stage.tau_max, INLIER_PX)
 
 
@@ -98,9 +98,9 @@ def inlier_shares(cameras: Cameras, samples: SampleSource, stage: Stage) -> Floa
 
 
 def find_stuck(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fixed) -> Bool[Tensor, " N"]:
-    """Frames that hardly any sample agrees with: their loss is flat, they would stay wrong for ever.
+    """Frames that hardly any sample agrees with: their loss is flat, so they would stay wrong for ever.
 
-    Some samples agree by chance; twice as many are not yet a sign of life.
+    Some samples agree by chance; even twice as many do not count as support.
     """
     chance = KINDS[stage.residual].chance_share(inlier_limit_px(stage))
     floor = max(MIN_INLIER_SHARE, 2 * chance)

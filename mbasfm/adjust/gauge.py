@@ -1,4 +1,4 @@
-"""What the data cannot tell: the place and the size of each connected component."""
+"""What the data cannot determine: the position and the size of each connected component."""
 
 from dataclasses import dataclass, replace
 
@@ -39,16 +39,16 @@ def typical_raw_values(samples: SampleSource, num_frames: int) -> Float[Tensor, 
 
 @dataclass(frozen=True)
 class Gauge:
-    """What the data cannot tell, per connected component: where its root is and how large it is."""
+    """Gauge of each connected component: its root and whether its scale is free."""
 
     component: Int[Tensor, " N"]
     root: Int[Tensor, " G"]
-    """Frame that does not move: a fixed one, or the one with the most edges."""
+    """Frame that is held: a fixed one, or the one with the most edges."""
     scale_is_free: Bool[Tensor, " G"]
     typical_raw: Float[Tensor, " N"]
 
     def normalize(self, cameras: Cameras, priors: PriorTerm) -> tuple[Cameras, PriorTerm]:
-        """Scale each free component about its root so that depth is on average what the model said; residuals stay."""
+        """Scale each free component about its root so that the mean depth is the model's; residuals stay the same."""
         raw, disparity = self.typical_raw, cameras.is_disparity
         corrected = cameras.depth_scale * raw + cameras.depth_shift
         ratio = torch.where(disparity, raw / corrected, corrected / raw)  # corrected depth over raw depth
@@ -60,14 +60,14 @@ class Gauge:
         return self.rescale(cameras, priors, factor)
 
     def split(self, priors: PosePriors | None) -> tuple[PosePriors, ...]:
-        """What is known about poses, by component; too few of one say nothing."""
+        """Priors of poses by component; components with too few to constrain them get none."""
         if priors is None:
             return ()
         parts = (priors.of(self.component == number) for number in range(len(self.root)))
         return tuple(part for part in parts if part is not None)
 
     def rescale(self, cameras: Cameras, priors: PriorTerm, factor: Float[Tensor, " G"]) -> tuple[Cameras, PriorTerm]:
-        """Enlarge each component about its root. Depth priors move along, so that nothing pulls back."""
+        """Enlarge each component about its root, along with the depth priors, so that nothing pulls it back."""
         s = factor[self.component]
         centers = camera_centers(cameras.cam_from_world)
         pivot = centers[self.root][self.component]

@@ -17,23 +17,23 @@ from mbasfm.types.cameras import Cameras
 
 FIRST_DAMPING = 1e-4
 MIN_GAIN = 1e-3
-"""Share of the promised decrease a step must bring to be taken."""
+"""Least share of the predicted decrease that an accepted step must bring."""
 MAX_TRIES = 8
 SETTLED_STEPS = 2
-"""Steps in a row below the tolerance before the stage ends: one alone may only follow a large damping."""
+"""Steps in a row below the tolerance that end the stage: a single one may just be due to strong damping."""
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Between two steps: all that the next one depends on, so that a run that was stopped can go on with it."""
+    """State between two steps: all that the next one depends on, so that an interrupted run can continue."""
 
     cameras: Cameras
     priors: PriorTerm
     statistics: Any = None
-    """Of the residuals, from which the loss is frozen; None: not measured yet."""
+    """Statistics of the residuals, from which the loss is frozen; None: not measured yet."""
     damping: float = FIRST_DAMPING
     settled: int = 0
-    """Steps in a row below the tolerance."""
+    """Number of steps in a row below the tolerance."""
     score: float = float("nan")
     num_steps: int = 0
     seconds: float = 0.0
@@ -55,7 +55,7 @@ def solve_lm(
     on_step: Callable[[Step, Descent], None],
     stopped: Descent | None = None,
 ) -> Cameras:
-    """Descend until steps bring no more than the tolerance; from the cameras or, if there is one, where it stopped."""
+    """Cameras at which steps gain no more than the tolerance, starting from ``cameras`` or from an interrupted run."""
     state = stopped or Descent(cameras, priors)
     form, stage, start = problem.form, problem.stage, time.perf_counter() - state.seconds
     mass = float(problem.samples.edge_mass().sum())
@@ -88,7 +88,7 @@ def solve_lm(
 
 
 def _moved(problem: Problem, equations: NormalEquations, frozen: Any, step: Float[Tensor, " U"]) -> tuple[Cameras, Any]:
-    """Cameras after a step, and what is frozen with the form's own unknowns moved along."""
+    """Cameras after a step, and the frozen loss with the form's own unknowns moved along."""
     along = problem.form.back_substitute(frozen, equations.eliminated, partial(equations.edge_step, step))
     return retract(equations.cameras, problem.unknowns, step), along
 
@@ -110,7 +110,7 @@ def _try_steps(
     loss: float,
     damping: float,
 ) -> _Attempt:
-    """Raise the damping until a step brings a fair share of the decrease it promises (Nielsen's rule)."""
+    """Raise the damping until a step brings a fair share of the predicted decrease (Nielsen's rule)."""
     growth = 2.0
     for _ in range(MAX_TRIES):
         diagonal = damping * system.diagonal.clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""The linear system of a step, solved: dense, sparse, or by conjugate gradients, by size."""
+"""Solution of the linear system of a step: dense, sparse, or by conjugate gradients, depending on its size."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from mbasfm.adjust.normal_equations import NormalEquations
 from mbasfm.adjust.two_level_cg import BlockMatrix
 
 DENSE_LIMIT = 2000
-"""Unknowns up to which a dense Cholesky factorisation is the fastest."""
+"""Number of unknowns up to which a dense Cholesky factorisation is the fastest."""
 SPARSE_DEGREE = 12.0
-"""Mean neighbours per frame up to which a sparse factorisation is used: chains fill in little, dense graphs much."""
+"""Mean neighbours per frame up to which the sparse solver is used: chains have little fill-in, dense graphs much."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def reduce_system(
 
 
 def dense_matrix(equations: NormalEquations) -> Float[Tensor, "U U"]:
-    """The reduced matrix without priors."""
+    """The reduced matrix as a dense one, without priors."""
     unknowns = equations.unknowns
     num_frames, slots = unknowns.index.shape
     full = torch.zeros(num_frames, num_frames, slots, slots, dtype=torch.float64)
@@ -70,7 +70,7 @@ def dense_matrix(equations: NormalEquations) -> Float[Tensor, "U U"]:
 
 
 def sparse_matrix(equations: NormalEquations) -> scipy.sparse.csc_matrix:
-    """The reduced matrix without priors; duplicates are summed, which also shares unknowns."""
+    """The reduced matrix as a sparse one, without priors; duplicates are summed, which also merges shared unknowns."""
     index = equations.unknowns.index
     low, high = equations.pairs.unbind(-1)
     rows, cols, values = [], [], []

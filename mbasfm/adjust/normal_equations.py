@@ -4,9 +4,9 @@ Every frame has its own block of unknowns (pose 6, log alpha, beta, then log foc
 fixing are one map from (frame, slot) to a column of the reduced system, -1 for fixed: the cross terms of a shared
 focal come out by construction.
 
-Where the blocks of a matrix over thousands of frames lie: given by the pairs, the same in every step.
+The positions of the blocks in a matrix over thousands of frames follow from the pairs and are the same in every step.
 
-Several processes share the rows, so that each keeps and multiplies its own part of the matrix only.
+Several processes share the rows, so that each stores and multiplies only its own part of the matrix.
 """
 
 from dataclasses import dataclass
@@ -30,24 +30,24 @@ from mbasfm.types.cameras import Cameras
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """This process's rows of frames, both triangles, columns in order: the fastest form to multiply with."""
+    """Layout of this process's rows of frames: both triangles, columns sorted, the fastest form to multiply with."""
 
     num_frames: int
     rows: slice
     start: Int[np.ndarray, " R1"]
-    """First block of each row, and the number of all."""
+    """First block of each row, then the total number of blocks."""
     column: Int[np.ndarray, " B"]
     upper: Int[Tensor, " A"]
-    """Pairs whose first frame has its row here."""
+    """Pairs whose first frame has its row in this process."""
     lower: Int[Tensor, " C"]
-    """Pairs whose second frame has."""
+    """Pairs whose second frame has its row in this process."""
     place: Int[Tensor, " B"]
-    """Where blocks go: those of the diagonal, of ``upper``, of ``lower``."""
+    """Positions of the blocks: those of the diagonal, of ``upper``, of ``lower``."""
     cluster: Int[Tensor, " N"]
 
     @staticmethod
     def build(pairs: Int[Tensor, "P 2"], num_frames: int) -> "BlockLayout":
-        """Sort the blocks by row and column."""
+        """Layout with the blocks sorted by row and column."""
         rows = own_part(num_frames)
         low, high = pairs.unbind(-1)
         upper, lower = (torch.nonzero((end >= rows.start) & (end < rows.stop)).flatten() for end in (low, high))
@@ -80,22 +80,22 @@ class Pairing:
 
     edges: Int[Tensor, "E 2"]
     pairs: Int[Tensor, "P 2"]
-    """low, high; in order."""
+    """Pairs (low, high), sorted."""
     of_edge: Int[Tensor, " E"]
     num_frames: int
 
     @cached_property
     def layout(self) -> BlockLayout:
-        """Of a matrix with a block for each pair."""
+        """Layout of a matrix with a block for each pair."""
         return BlockLayout.build(self.pairs, self.num_frames)
 
     @property
     def num_neighbours(self) -> Int[Tensor, " N"]:
-        """How many frames edges connect each frame with."""
+        """Number of frames that edges connect each frame with."""
         return torch.bincount(self.pairs[self.of_edge.unique()].flatten(), minlength=self.num_frames)
 
     def number(self, first: Int[Tensor, " M"], second: Int[Tensor, " M"]) -> Int[Tensor, " M"]:
-        """Positions of pairs of different frames; ValueError if one is not among them."""
+        """Positions of the given pairs of different frames; ValueError if one is missing."""
         known, wanted = self._keys(self.pairs), self._keys(torch.stack([first, second], -1))
         place = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
         if not known[place].equal(wanted):
@@ -107,7 +107,7 @@ class Pairing:
 
     @staticmethod
     def build(edges: Int[Tensor, "E 2"], num_frames: int, coupled: Int[Tensor, "C 2"] | None = None) -> "Pairing":
-        """Number the pairs of the edges and those that are coupled besides."""
+        """Numbered pairs of the edges, and of frames that are coupled in other ways."""
         both = edges if coupled is None else torch.cat([edges, coupled])
         keys, number = torch.unique(both.amin(-1) * num_frames + both.amax(-1), return_inverse=True)
         pairs = torch.stack([keys // num_frames, keys % num_frames], -1)
@@ -124,10 +124,10 @@ class NormalEquations:
         self.off_diagonal = torch.zeros(len(self.pairs), slots, slots, dtype=torch.float64)
         self.gradient = torch.zeros(num_frames, slots, dtype=torch.float64)
         self.eliminated: Any = None
-        """What the kind of residual notes of its own unknowns, which are not in these equations."""
+        """What the kind of residual keeps about its own unknowns, which are not in these equations."""
 
     def add(self, chunk: slice, gram: Float[Tensor, "e C1 C1"], cross: CrossGram | None = None) -> None:
-        """Add a block of edges, given in the relative pose, and what lies between them."""
+        """Add a block of edges, given in the relative pose, and the cross terms between them."""
         slots = self.unknowns.slots
         local = self.in_frames(chunk, gram)
         i, j = self._pairing.edges[chunk].unbind(-1)
@@ -142,7 +142,7 @@ class NormalEquations:
             self._add_cross(cross)
 
     def _add_cross(self, cross: CrossGram) -> None:
-        """Add what lies between edges: a block at every pair of their ends, and at its transpose."""
+        """Add the cross terms between edges: a block at every pair of their ends, and at its transpose."""
         slots, local = self.unknowns.slots, self.cross_in_frames(cross)
         first, second = self._pairing.edges[cross.first], self._pairing.edges[cross.second]
         for row in range(2):
@@ -154,7 +154,7 @@ class NormalEquations:
                 self._add_blocks(first[:, row], second[:, column], local[:, of_row, of_column])
 
     def _add_blocks(self, row: Int[Tensor, " P"], column: Int[Tensor, " P"], block: Float[Tensor, "P D D"]) -> None:
-        """Add blocks and their transposes, which meet where row and column are the same frame."""
+        """Add blocks and their transposes; both fall on the diagonal where row and column are the same frame."""
         same = row == column
         self.diagonal.index_add_(0, row[same], block[same] + block[same].mT)
         row, column, block = row[~same], column[~same], block[~same]
@@ -163,12 +163,12 @@ class NormalEquations:
 
     @property
     def layout(self) -> BlockLayout:
-        """Of the matrix."""
+        """Layout of the matrix."""
         return self._pairing.layout
 
     @property
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All that was added up."""
+        """All accumulated sums."""
         return self.diagonal, self.off_diagonal, self.gradient
 
     def in_frames(self, chunk: slice, gram: Float[Tensor, "e C1 C1"]) -> Float[Tensor, "e F F"]:
@@ -177,7 +177,7 @@ class NormalEquations:
         return frames @ gram @ frames.mT
 
     def cross_in_frames(self, cross: CrossGram) -> Float[Tensor, "P F F"]:
-        """The same between edges: rows are the unknowns of the first edge's frames, columns of the second's."""
+        """Cross terms in the same unknowns: rows for the first edge's frames, columns for the second's."""
         return self._frames_from_edge(cross.first) @ cross.gram @ self._frames_from_edge(cross.second).mT
 
     def edge_step(self, step: Float[Tensor, " U"], chunk: slice) -> Float[Tensor, "e C"]:
@@ -188,7 +188,7 @@ class NormalEquations:
         return (ends[:, None] @ self._frames_from_edge(chunk)[:, :-1, :-1]).squeeze(1)
 
     def _frames_from_edge(self, chunk: slice | Int[Tensor, " e"]) -> Float[Tensor, "e F C1"]:
-        """Which slot of which frame moves which column of an edge: zeta = xi_j - Ad xi_i, the rest by selection."""
+        """Derivative of each edge's columns by its frames' slots: zeta = xi_j - Ad xi_i, the rest by selection."""
         slots, columns = self.unknowns.slots, self.unknowns.columns
         minus_adjoint_t = -adjoint(relative_poses(self.cameras.cam_from_world, self._pairing.edges[chunk])).mT
         matrix = torch.zeros(len(minus_adjoint_t), 2 * slots + 1, columns.total + 1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Soft knowledge of where cameras stand and how they are turned, such as GPS, in a world of its own.
+"""Priors of camera positions and orientations, such as GPS, in a world of their own.
 
 That world and the one being adjusted differ by a similarity, which is fitted anew whenever priors are evaluated. So
 priors never fight over origin, size or heading, only shape; and at the minimum over similarities, how the similarity
@@ -16,27 +16,27 @@ from mbasfm.geometry.similarity import Pairs, Similarity, fit_similarity, start_
 from mbasfm.types.cameras import Cameras
 
 CAUCHY = 3.0
-"""Standard deviations at which a prior begins to let go."""
+"""Standard deviations at which a prior begins to lose influence."""
 ROUNDS, SETTLED = 30, 1e-9
-"""Of the fit of the similarity, at most, and the change of weights at which it ends."""
+"""Largest number of rounds of the similarity's fit, and the change of weights at which it ends."""
 MIN_POSITIONS, MIN_POSES = 3, 2
-"""Fewer priors of a component say nothing about its shape: positions alone, or with orientation."""
+"""Least number of priors that constrain a component's shape: positions alone, or with orientations."""
 
 
 @dataclass(frozen=True)
 class PosePriors:
-    """What is known about some frames, in the priors' own world."""
+    """Priors of the poses of some frames, in the priors' own world."""
 
     frame: Int[Tensor, " M"]
     cam_from_world: Float[Tensor, "M 3 4"]
-    """Where only the position is known, any pose at that position."""
+    """Poses; where only the position is known, any pose at that position."""
     sigma: Float[Tensor, " M"]
-    """Of the position, along each axis [priors' unit of length]."""
+    """Standard deviation of the position along each axis [priors' unit of length]."""
     sigma_turn: Float[Tensor, " M"]
-    """Of the rotation, about each axis [rad]; infinite where it is not known."""
+    """Standard deviation of the rotation about each axis [rad]; infinite where unknown."""
 
     def of(self, chosen: Bool[Tensor, " N"]) -> "PosePriors | None":
-        """Those of the chosen frames, if they are enough to place them."""
+        """Priors of the chosen frames, or None if they are too few to place them."""
         mine = chosen[self.frame]
         few = MIN_POSES if bool(self.sigma_turn[mine].isfinite().any()) else MIN_POSITIONS
         if int(mine.sum()) < few:
@@ -49,7 +49,7 @@ class PosePriors:
         return pairs if bool(self.sigma_turn.isfinite().any()) else replace(pairs, source_axes=None, target_axes=None)
 
     def similarity(self, cam_from_world: Float[Tensor, "N 3 4"]) -> tuple[Similarity, Float[Tensor, " M"]]:
-        """From the given world to that of the priors, and how much each prior counts in it (0 to 1)."""
+        """Similarity from the given world to that of the priors, and the weight of each prior in it (0 to 1)."""
         pairs = self.pairs(cam_from_world)
         found = start_similarity(pairs, self.sigma)
         before = torch.zeros_like(self.sigma)
@@ -97,7 +97,7 @@ class PosePriors:
 
 
 def anchor(cameras: Cameras, component: Int[Tensor, " N"], priors: PosePriors) -> tuple[Cameras, Float[Tensor, " N"]]:
-    """Cameras in the world of their priors, component by component, and by how much each grew."""
+    """Cameras in the world of their priors, component by component, and the factor by which each grew."""
     growth = torch.ones(cameras.num_frames, dtype=torch.float64)
     for number in component[component >= 0].unique():
         chosen = component == number

@@ -1,4 +1,4 @@
-"""What the solvers work on, and what they tell after each step."""
+"""What the solvers work on, and what they report after each step."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,9 @@ class Step:
     """One line of a stage's history."""
 
     seconds: float
-    """Since the start of the stage."""
+    """Seconds since the start of the stage."""
     loss: float
-    """Under the distribution at the start of the step, per sample."""
+    """Loss per sample under the distribution at the start of the step."""
     score: float
     """S^m per sample after the step [px]; not comparable between stages with different tau_max. NaN before any."""
     damping: float
@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Problem:
-    """What stays the same during one stage."""
+    """All that stays the same during one stage."""
 
     form: Form
     samples: SampleSource

@@ -23,11 +23,11 @@ CG_MAX_STEPS = 1000
 SIMILARITY = POSE_COLUMNS + 1
 PAIRS_AT_ONCE = 1 << 14
 LEAST_EIGENVALUE = 1e-10
-"""Of blocks with a unit diagonal, where they are inverted for the preconditioner."""
+"""Smallest eigenvalue, for a unit diagonal, of blocks that are inverted for the preconditioner."""
 
 
 class BlockMatrix:
-    """H of the free unknowns, without damping."""
+    """The matrix H of the free unknowns, without damping."""
 
     def __init__(self, equations: NormalEquations, prior_diagonal: Float[Tensor, " U"]):
         self._equations, self._prior = equations, prior_diagonal
@@ -43,7 +43,7 @@ class BlockMatrix:
         self._coarse = self._coarse_matrix()
 
     def _diagonal(self) -> Float[Tensor, " U"]:
-        """Off-diagonal blocks reach the diagonal where both frames share the unknown."""
+        """Diagonal of H; off-diagonal blocks contribute where both frames share an unknown."""
         equations, index = self._equations, self._index
         diagonal = self._prior.clone()
         self._scatter(equations.diagonal.diagonal(dim1=-2, dim2=-1), diagonal)
@@ -60,14 +60,14 @@ class BlockMatrix:
         return torch.where(wanted, x[self._index.clamp_min(0)], 0.0)
 
     def multiply(self, x: Float[Tensor, " U"]) -> Float[Tensor, " U"]:
-        """H x."""
+        """The product H x."""
         own_rows = torch.from_numpy(self._blocks @ self._gather(x, self._free).numpy().ravel())
         out = self._prior * x
         self._scatter(join_parts(own_rows.view(-1, self._index.shape[1]), len(self._index)), out)
         return out
 
     def solve(self, gradient: Float[Tensor, " U"], damping: Float[Tensor, " U"]) -> Float[Tensor, " U"] | None:
-        """Conjugate gradients to a residual of CG_TOLERANCE, so that the last steps are as good as exact ones."""
+        """Solution by conjugate gradients to a residual of CG_TOLERANCE, so that the last steps are nearly exact."""
         precondition = self._preconditioner(damping)
         step, residual = torch.zeros_like(gradient), -gradient
         z = precondition(residual)
@@ -125,7 +125,7 @@ class BlockMatrix:
         return (vectors / values.clamp_min(LEAST_EIGENVALUE)[:, None, :]) @ vectors.mT * inside
 
     def _coarse_basis(self) -> tuple[Float[Tensor, "N D C"], Int[Tensor, "N C"]]:
-        """How a frame moves with a similarity of its cluster and with shared unknowns, and which of these they are."""
+        """Motion of each frame with a similarity of its cluster and with shared unknowns, and the columns of these."""
         cameras, (num_frames, slots) = self._equations.cameras, self._index.shape
         intrinsic = torch.arange(slots - FRAME_COLUMNS)
         basis = torch.zeros(num_frames, slots, SIMILARITY + len(intrinsic), dtype=torch.float64)
@@ -143,7 +143,7 @@ class BlockMatrix:
         return basis, torch.cat([similarity, torch.where(is_shared, first + shared, 0)], -1)
 
     def _coarse_matrix(self) -> Float[Tensor, "S S"]:
-        """basis^T H basis."""
+        """The coarse matrix basis^T H basis."""
         equations, basis = self._equations, self._basis
         size = SIMILARITY * (int(self._cluster.max()) + 1) + len(self._shared)
         matrix = torch.zeros(size, size, dtype=torch.float64)

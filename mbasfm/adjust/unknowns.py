@@ -1,4 +1,4 @@
-"""The unknowns: which there are, what a step does to cameras, and priors."""
+"""The unknowns: their numbering, how a step changes the cameras, and priors."""
 
 from dataclasses import dataclass, replace
 
@@ -19,21 +19,21 @@ SLOT_SCALE, SLOT_SHIFT, SLOT_INTRINSIC = 6, 7, 8
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Which column of the reduced system each slot of each frame belongs to."""
+    """Numbering of the free unknowns: the column of the reduced system for each slot of each frame."""
 
     columns: Columns
     index: Int[Tensor, "N D"]
-    """-1: fixed."""
+    """Column, or -1 for a fixed slot."""
     count: int
 
     @property
     def slots(self) -> int:
-        """D: unknowns a frame could have."""
+        """Number of unknowns D that a frame could have."""
         return self.index.shape[1]
 
 
 def retract(cameras: Cameras, unknowns: Unknowns, step: Float[Tensor, " U"]) -> Cameras:
-    """T <- exp(xi) T, alpha and focal by factors, beta and k1 by sums. What is fixed stays bit for bit."""
+    """Cameras after T <- exp(xi) T, factors on alpha and focal, sums for beta and k1; the fixed stay bit for bit."""
     free = unknowns.index >= 0
     slots = torch.where(free, step[unknowns.index.clamp_min(0)], 0.0)
     moved = compose(exp_se3(slots[:, :POSE_COLUMNS]), cameras.cam_from_world)
@@ -56,12 +56,12 @@ def retract(cameras: Cameras, unknowns: Unknowns, step: Float[Tensor, " U"]) -> 
 
 @dataclass(frozen=True)
 class PriorTerm:
-    """Gaussian priors around the start, in the slots of the unknowns, and what is known about poses."""
+    """Gaussian priors around the start, in the slots of the unknowns, and priors of poses."""
 
     center: Slots
     precision: Slots
     poses: tuple[PosePriors, ...] = ()
-    """One per component that has enough of them."""
+    """Priors of poses, one per component that has enough of them."""
 
     def evaluate(self, cameras: Cameras, unknowns: Unknowns) -> tuple[float, Tensor, Tensor]:
         """Loss, gradient and diagonal of the Hessian in the free unknowns."""

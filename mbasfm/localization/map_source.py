@@ -47,12 +47,12 @@ def read_map(folder: Path, names: Sequence[str] | None = None) -> MapSource:
     rows = [row_of[photo.name] for photo in placed]
     if names is not None and len(placed) < len(photos):
         missing = next(photo.name for photo in photos if photo.name not in row_of)
-        raise InputError(f"{poses.path}: has no pose of {missing}, which is to be in the map")
+        raise InputError(f"{poses.path}: no pose for {missing}, which should be in the map")
     cameras = []
     for photo, row in zip(placed, rows, strict=True):
         stored = poses.cameras[row]
         if stored is None:
-            raise InputError(f"{poses.path}: no intrinsics of {photo.name}; a map needs those of all its photographs")
+            raise InputError(f"{poses.path}: no intrinsics for {photo.name}; a map needs those of all its photographs")
         cameras.append(at_resolution(stored, photo, poses.path))
     depth = folder / "depth" if (folder / "depth").is_dir() else None
     pose = torch.from_numpy(poses.cam_from_world[rows])

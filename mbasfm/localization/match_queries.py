@@ -123,7 +123,7 @@ def _with_matches(index: Index, prepared: PreparedMap, queries: Sequence[Query],
         everything = [*prepared.photos, *photos]
         features, found = match_with_map(pairs, index.features, everything, index.matcher, turns)
     else:
-        # The cache knows a photograph by its digest; seen turned, it is another one.
+        # The cache identifies a photograph by its digest; turned, it is a different one.
         named = [replace(photo, digest=f"{photo.digest}|{turns}") if turns else photo for photo in photos]
         matched = match_pairs(pairs, [*index.features, *features], [*prepared.photos, *named], index.matcher)
         found = list(matched)
@@ -171,7 +171,7 @@ def match_each_other(
     if len(queries) < 2 or num_neighbours == 0 or not index.words.size:
         return {}
     if isinstance(index.matcher, ImageMatcher):
-        return {}  # keypoints of queries are where they match the map
+        return {}  # without features, keypoints of queries are those that match the map
     vectors = aggregate([item.descriptors for item in features if item is not None], index.words)
     pairs = retrieval_pairs(vectors, num_neighbours)
     photos = [

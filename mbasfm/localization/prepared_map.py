@@ -197,7 +197,7 @@ def aligned(
 ) -> Float32[np.ndarray, " A"]:
     """Depth in the world's unit: that of triangulated points, which come first, and the fitted map's if they are few.
 
-    A map that too few points speak about is worth nothing: its scale is unknown.
+    A map with too few points is useless: its scale is unknown.
     """
     depth = np.full(len(raw), np.nan, np.float32)
     if np.isfinite(known).sum() < MANY_POINTS:

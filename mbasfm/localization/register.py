@@ -93,7 +93,7 @@ Links = Mapping[tuple[int, int], Int64[np.ndarray, "_ 2"]]
 
 
 def register(known: Known, unknowns: Sequence[Unknown], links: Links, settings: Settings) -> list[Registered]:
-    """Poses of all queries at once; those that the map alone cannot place get a second chance by the others."""
+    """Poses of all queries at once; those that the map alone cannot place get a second chance through the others."""
     results = _register(known, unknowns, links, settings)
     placed = {n: pose for n, r in enumerate(results) if (pose := r.cam_from_world) is not None}
     seen = {n: _inherited(unknowns[n], pose) for n, pose in placed.items()}
@@ -231,9 +231,9 @@ class _Problem:
         return found
 
     def _between(self, links: Links, cameras: Cameras, first: int, has_depth: list[np.ndarray]) -> list[TwoView]:
-        """Matches between queries that lie near the epipolar lines of their starts and say something new.
+        """Matches between queries that lie near the epipolar lines of their starts and add information.
 
-        Where both keypoints are matched with the map, or none is, they do not.
+        Matches whose keypoints are both matched with the map, or neither, add nothing.
         """
         views = []
         for (a, b), matches in links.items():

@@ -8,9 +8,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 MAD_TO_SIGMA = 1.4826
-"""A Gaussian's sigma over the median of its absolute value."""
+"""Ratio of a Gaussian's sigma to the median of its absolute value."""
 RAYLEIGH_TO_SIGMA = 0.8493
-"""A planar Gaussian's sigma over the median of its length."""
+"""Ratio of a planar Gaussian's sigma to the median of its length."""
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Binning:
     """
 
     tau_max: float
-    """[px]."""
+    """Upper end of the last bin [px]."""
     num_bins: int = 100
     log_scale: float | None = None
-    """[px]."""
+    """Scale of logarithmic bins [px]; None: uniform bins."""
 
     def coordinate(self, r: Float[Tensor, "*B"]) -> Float[Tensor, "*B"]:
         """Monotone map of [0, tau_max] to [0, T]; bins have width 1 there."""
@@ -38,7 +38,7 @@ class Binning:
         return torch.nan_to_num(self.coordinate(r.detach()), nan=self.num_bins).clamp_(max=self.num_bins).int()
 
     def edges(self) -> Float[Tensor, " T1"]:
-        """T + 1 bin borders [px]."""
+        """The T + 1 bin borders [px]."""
         uniform = torch.linspace(0, 1, self.num_bins + 1, dtype=torch.float64)
         if self.log_scale is None:
             return uniform * self.tau_max
@@ -56,16 +56,16 @@ class Distribution:
 
     binning: Binning
     counts: Float[Tensor, "G T"]
-    """Mass in each bin."""
+    """Mass of the residuals in each bin."""
     total: Float[Tensor, " G"]
-    """Mass of all residuals, also those beyond tau_max: |R|."""
+    """Mass |R| of all residuals, including those beyond tau_max."""
 
     def density(self) -> Float[Tensor, "G T"]:
-        """p as slope of F per unit of bin coordinate: piecewise constant, exactly F'."""
+        """Density p as the slope of F per unit of bin coordinate: piecewise constant, exactly F'."""
         return self.counts / self.total.clamp_min(1e-30)[:, None]
 
     def cumulative(self) -> Float[Tensor, "G T1"]:
-        """F at the bin borders; piecewise linear (in the bin coordinate) between them."""
+        """Values of F at the bin borders; piecewise linear (in the bin coordinate) between them."""
         return torch.nn.functional.pad(self.density().cumsum(-1), (1, 0))
 
     def quantile(self, q: float) -> Float[Tensor, " G"]:
@@ -102,7 +102,7 @@ def count_bins(
     group: Int[Tensor, " E"] | None = None,
     num_groups: int = 1,
 ) -> Float[Tensor, "G T1"]:
-    """Mass per group and bin; the last column holds what lies beyond tau_max."""
+    """Mass per group and bin; the last column holds the mass beyond tau_max."""
     width = num_bins + 1
     flat = index if group is None else index + (group * width)[:, None]
     counts = torch.bincount(flat.reshape(-1), weight.reshape(-1), minlength=num_groups * width)
@@ -115,7 +115,7 @@ def add_bins(
     weight: Float[Tensor, "E K"],
     group: Int[Tensor, " E"] | None = None,
 ) -> None:
-    """Add the masses of a block of edges in place; of many groups only those that occur in it are touched."""
+    """Add the masses of a block of edges in place; only groups that occur in it are touched."""
     num_bins = counts.shape[1] - 1
     if group is None:
         counts += count_bins(index, weight, num_bins)
@@ -125,7 +125,7 @@ def add_bins(
 
 
 def distribution_from_counts(binning: Binning, counts: Float[Tensor, "G T1"]) -> Distribution:
-    """Split the masses of count_bins into bins and total."""
+    """Distribution from the masses of count_bins, whose last column counts only in the total."""
     return Distribution(binning, counts[:, :-1], counts.sum(-1))
 
 

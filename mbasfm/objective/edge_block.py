@@ -1,4 +1,4 @@
-"""A block of edges, fast: cameras, rays, prediction with analytic derivatives, rows and Gram matrices.
+"""A block of edges for fast kernels: cameras, rays, prediction with analytic derivatives, rows and Gram matrices.
 
 A block holds a cache-sized number of edges as planes (e, K). All lengths are centred pixels of the reference size, in
 which frame j sees the sample at Y = start + rho * step (start = K_j R u, step = K_j t), projected to (Y_x, Y_y) / Y_z.
@@ -33,12 +33,12 @@ class Columns:
 
     @property
     def num_intrinsic(self) -> int:
-        """Intrinsic unknowns per frame."""
+        """Number of intrinsic unknowns per frame."""
         return int(self.focal) + int(self.radial)
 
     @property
     def total(self) -> int:
-        """Columns of a Jacobian row: zeta, scale, shift, then (i, j) for each intrinsic unknown."""
+        """Number of columns of a Jacobian row: zeta, scale, shift, then (i, j) for each intrinsic unknown."""
         return FRAME_COLUMNS + 2 * self.num_intrinsic
 
 
@@ -47,13 +47,13 @@ class EdgeCameras:
     """The cameras as the kernels need them, one row per edge, in the precision of the samples."""
 
     projection: Float[Tensor, "E 3 4"]
-    """K_j [R | t]."""
+    """Matrix K_j [R | t]."""
     line: Float[Tensor, "E 3 3"]
     """Maps a ray of frame i to its epipolar line in frame j: start x step."""
     focal_i: Float[Tensor, "E 2 1"]
     center_i: Float[Tensor, "E 2 1"]
     focal_j: Float[Tensor, "E 2 1"]
-    """At the reference size."""
+    """Focal length at the reference size."""
     center_j: Float[Tensor, "E 2 1"]
     scale_j: Float[Tensor, "E 1 1"]
     depth_scale: Float[Tensor, "E 1"]
@@ -67,7 +67,7 @@ class EdgeCameras:
 
 
 def edge_cameras(cameras: Cameras, edges: Int[Tensor, "E 2"], dtype: torch.dtype) -> EdgeCameras:
-    """Gather the cameras of both ends of every edge."""
+    """Cameras of both ends of every edge."""
     intrinsics = cameras.intrinsics
     i, j = edges.unbind(-1)
     scale = cameras.intrinsics.reference_scale[j]
@@ -95,7 +95,7 @@ def edge_cameras(cameras: Cameras, edges: Int[Tensor, "E 2"], dtype: torch.dtype
 
 
 def blocks(samples: SampleSource) -> list[slice]:
-    """Cut the edges into blocks; always the same for the same samples, so that sums are reproducible.
+    """Blocks of edges; always the same for the same samples, so that sums are reproducible.
 
     Where edges are sorted by source frame, a star stays in one block if it fits.
     """
@@ -111,12 +111,12 @@ def blocks(samples: SampleSource) -> list[slice]:
 
 @dataclass(frozen=True)
 class IntrinsicStep:
-    """What one intrinsic unknown moves: as that of frame i the ray, as that of frame j the image and the target."""
+    """Effect of one intrinsic unknown: in frame i it moves the ray, in frame j the image and the target."""
 
     start: Float[Tensor, "e 3 K"]
-    """d start / d unknown of i."""
+    """Derivative d start / d unknown of i."""
     target: Float[Tensor, "e 2 K"] | None
-    """d target / d unknown of j; None where it does not depend on it."""
+    """Derivative d target / d unknown of j; None where it is zero."""
     scales_image: bool
     """Whether the unknown of j scales the image (log focal)."""
 
@@ -127,9 +127,9 @@ class Block:
 
     cameras: EdgeCameras
     rays: Float[Tensor, "e 4 K"]
-    """u = (x/z, y/z, 1) of the pixel in frame i, and room for its rho, which predict() writes."""
+    """Rays u = (x/z, y/z, 1) of the pixels in frame i, and space for rho, which predict() writes."""
     target: Float[Tensor, "e 2 K"]
-    """q, undistorted and centred."""
+    """Match q, undistorted and centred."""
     raw: Float[Tensor, "e K"]
     """Depth or disparity before correction."""
     weight: Float[Tensor, "e K"]
@@ -137,12 +137,12 @@ class Block:
 
     @property
     def step(self) -> Float[Tensor, "e 3 1"]:
-        """K_j t."""
+        """Vector K_j t."""
         return self.cameras.projection[..., 3:]
 
 
 def load_block(cameras: Cameras, samples: Samples, columns: Columns) -> Block:
-    """Apply the lenses to a block of samples. ``columns`` says which derivatives of the lenses are wanted."""
+    """Block of undistorted samples, with the derivatives of the lenses that ``columns`` asks for."""
     edge = edge_cameras(cameras, samples.edges, samples.dtype)
     planes = samples.data.mT.contiguous()
     rays = torch.empty_like(planes[:, :4])
@@ -161,7 +161,7 @@ def load_block(cameras: Cameras, samples: Samples, columns: Columns) -> Block:
 def _load_distorted(
     edge: EdgeCameras, rays: Tensor, target: Tensor, raw: Tensor, weight: Tensor, columns: Columns
 ) -> Block:
-    """The same through lenses with distortion: d = lens(u) is inverted, its derivatives follow implicitly."""
+    """Block through lenses with distortion: d = lens(u) is inverted, its derivatives follow implicitly."""
     ray_i, focal_step_i, radial_step_i = _through_lens(rays[:, :2], edge.distortion_i, edge.fisheye_i)
     ray_j, focal_step_j, radial_step_j = _through_lens(target / edge.focal_j, edge.distortion_j, edge.fisheye_j)
     rays[:, :2] = ray_i
@@ -191,21 +191,21 @@ def _through_lens(distorted: Tensor, coefficients: Tensor, is_fisheye: Tensor) -
 
 @dataclass(frozen=True)
 class Prediction:
-    """Where the corrected depth puts each sample in image j."""
+    """Position of each sample in image j according to its corrected depth."""
 
     pixel: Float[Tensor, "e 2 K"]
     inverse_z: Float[Tensor, "e K"]
     rho: Float[Tensor, "e K"]
     rho_by_scale: Float[Tensor, "e K"]
-    """d rho / d log alpha."""
+    """Derivative d rho / d log alpha."""
     rho_by_shift: Float[Tensor, "e K"]
-    """d rho / d beta."""
+    """Derivative d rho / d beta."""
     behind: Bool[Tensor, "e K"]
-    """Where the corrected depth is not positive or the point is behind camera j."""
+    """Whether the corrected depth is not positive or the point is behind camera j."""
 
 
 def inverse_depth(block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """rho, its derivatives by log alpha and by beta, and where it is not valid."""
+    """Inverse depth rho, its derivatives by log alpha and by beta, and where it is invalid."""
     edge = block.cameras
     if edge.is_disparity.all():
         return _from_disparity(block.raw, edge.depth_scale, edge.depth_shift)
@@ -221,7 +221,7 @@ def inverse_depth(block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _from_depth(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """rho = 1 / (alpha D + beta), through 1 / D so that D = inf (sky) is exact."""
+    """The same for depth: rho = 1 / (alpha D + beta), through 1 / D so that D = inf (sky) is exact."""
     inverse_raw = raw.reciprocal()
     denominator = torch.addcmul(scale, shift, inverse_raw)
     invalid = denominator <= 0
@@ -232,7 +232,7 @@ def _from_depth(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tens
 
 
 def _from_disparity(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """rho = alpha d + beta, clamped to 0: sky."""
+    """The same for disparity: rho = alpha d + beta, clamped to 0 (sky)."""
     scaled = scale * raw
     rho = scaled + shift
     positive = (rho > 0).to(raw)
@@ -240,28 +240,28 @@ def _from_disparity(raw: Tensor, scale: Tensor, shift: Tensor) -> tuple[Tensor, 
 
 
 def predict(block: Block) -> Prediction:
-    """Project every sample with its corrected depth."""
+    """Projection of every sample with its corrected depth."""
     rho, by_scale, by_shift, invalid = inverse_depth(block)
     block.rays[:, 3] = rho
     point = torch.bmm(block.cameras.projection, block.rays)
     behind = (point[:, 2] <= 0).logical_or_(invalid)
-    # Finite numbers also where there is nothing to see: such samples get no weight, and 0 * inf would be NaN.
+    # Finite numbers even behind the camera: such samples get no weight, and 0 * inf would be NaN.
     inverse_z = point[:, 2].reciprocal().masked_fill_(behind, 0)
     return Prediction(point[:, :2] * inverse_z[:, None], inverse_z, rho, by_scale, by_shift, behind)
 
 
 def start_points(block: Block) -> Float[Tensor, "e 3 K"]:
-    """K_j R u."""
+    """Points K_j R u."""
     return torch.bmm(block.cameras.projection[..., :3], block.rays[:, :3])
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """a . b over the two components of (e, 2, K) planes."""
+    """Product a . b over the two components of (e, 2, K) planes."""
     return torch.addcmul(a[:, 0] * b[:, 0], a[:, 1], b[:, 1])
 
 
 def wedge(n: Tensor, a: Tensor) -> Tensor:
-    """tangent . a over planes as in dot(), the tangent being n turned by a right angle: (-n_y, n_x)."""
+    """Product tangent . a over planes as in dot(), the tangent being n turned by a right angle: (-n_y, n_x)."""
     return torch.addcmul(n[:, 0] * a[:, 1], n[:, 1], a[:, 0], value=-1)
 
 
@@ -298,13 +298,13 @@ def fill_row(
 
 
 def empty_rows(block: Block) -> Tensor:
-    """Room for the rows of a block."""
+    """Uninitialised rows of a block."""
     num_edges, num_samples = block.raw.shape
     num_columns = FRAME_COLUMNS + 2 * len(block.intrinsic_steps)
     return block.raw.new_empty(num_edges, num_columns + 1, 2, num_samples)
 
 
 def gram(rows: Float[Tensor, "e C1 2 K"]) -> Float[Tensor, "e C1 C1"]:
-    """J^T W J, J^T W r and r^T W r of each edge from rows scaled by the root of their weight."""
+    """Gram matrix of each edge, J^T W J, J^T W r and r^T W r, from rows scaled by the root of their weight."""
     flat = rows.flatten(2)
     return torch.bmm(flat, flat.mT).double()

@@ -45,7 +45,7 @@ class FrozenIsotropic:
 
     table: WeightTable
     gain: Float[Tensor, " G"]
-    """Factor of each group's loss: makes the sum over stars comparable with a sum over samples."""
+    """Factor on each group's loss that makes the sum over stars comparable with a sum over samples."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class IsotropicForm(WithoutLatents):
 
     @staticmethod
     def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "IsotropicForm":
-        """Processes share the work: whole stars, or edges at random."""
+        """Form whose processes share the work: whole stars, or edges at random."""
         share = deal(blocks(samples), at_random=not per_star)
         return IsotropicForm(samples, num_frames, binning, loss, per_star, share)
 
@@ -89,7 +89,7 @@ class IsotropicForm(WithoutLatents):
         return float(total), counts
 
     def freeze(self, counts: Float[Tensor, "G T1"]) -> FrozenIsotropic:
-        """Fit the loss to the histogram (coarse: |R_i| counts only residuals below tau_max)."""
+        """Loss fitted to the histogram (coarse: |R_i| counts only residuals below tau_max)."""
         distribution = distribution_from_counts(self.binning, counts)
         gain = torch.ones(1, dtype=torch.float64)
         if self.per_star:
@@ -119,19 +119,19 @@ class IsotropicForm(WithoutLatents):
         return distribution_from_counts(self.binning, counts.sum(0, keepdim=True))
 
     def curvature(self, frozen: FrozenIsotropic) -> tuple[FrozenIsotropic, FrozenIsotropic]:
-        """The losses whose normal equations are the positive and the negated negative curvature."""
+        """Losses whose normal equations are the positive and the negated negative curvature."""
         positive, negative = (replace(frozen, table=curvature_table(frozen.table, 2, sign)) for sign in (1.0, -1.0))
         return positive, negative
 
     def squared_gradients(self, frozen: FrozenIsotropic) -> FrozenIsotropic:
-        """The loss whose normal equations are the sum of squared gradients, as if a frame had DEPTH_VOTES samples."""
+        """Loss whose normal equations are the sum of squared gradients, as if a frame had DEPTH_VOTES samples."""
         mass = source_mass(self.samples, self.num_frames)
         inflation = (mass / DEPTH_VOTES).clamp_min(1)
         inflation = inflation if self.per_star else inflation[mass > 0].mean()[None]
         return replace(frozen, table=score_table(frozen.table, 2), gain=frozen.gain.square() * inflation)
 
     def first_order_loss(self, cameras: Cameras) -> BlockLoss:
-        """eqn:fine_forward or, per star, eqn:coarse_ba: every star counts the same."""
+        """Loss of eqn:fine_forward or, per star, of eqn:coarse_ba, where every star counts the same."""
         distribution, share = self._shares(self._count(cameras))
         table = None if self.loss == "mba" else fit_weights(distribution, self.loss, dimension=2)
 
@@ -145,7 +145,7 @@ class IsotropicForm(WithoutLatents):
         return block_loss
 
     def _count(self, cameras: Cameras) -> Float[Tensor, "G T1"]:
-        """Histogram of the readable residuals, which the first-order loss differentiates."""
+        """Histogram of the residuals of objective/reference.py, which the first-order loss differentiates."""
         counts = torch.zeros(self._num_groups, self.binning.num_bins + 1, dtype=torch.float64)
         with torch.no_grad():
             for chunk in self.share.blocks:
@@ -157,7 +157,7 @@ class IsotropicForm(WithoutLatents):
         return counts
 
     def _shares(self, counts: Float[Tensor, "G T1"]) -> tuple[Distribution, Float[Tensor, " G"]]:
-        """The distribution of each group, and what a sample of it counts in a mean over samples or over stars."""
+        """Distribution of each group, and the weight of its samples in a mean over samples or over stars."""
         distribution = distribution_from_counts(self.binning, counts)
         if not self.per_star:
             return distribution, 1 / self.samples.edge_mass().sum()[None]
@@ -172,7 +172,7 @@ class IsotropicForm(WithoutLatents):
 
     @staticmethod
     def chance_share(limit_px: float) -> float:
-        """None: hardly any wrong match comes near a point."""
+        """Zero: hardly any wrong match comes near a point by chance."""
         return 0.0
 
     def _group(self, chunk: slice) -> Int[Tensor, " e"] | None:
@@ -186,11 +186,11 @@ class Isotropic:
     prediction: Prediction
     error: Float[Tensor, "e 2 K"]
     squared: Float[Tensor, "e K"]
-    """Infinite behind the camera."""
+    """Squared length; infinite behind the camera."""
 
 
 def isotropic(block: Block) -> Isotropic:
-    """eqn:residual_2d for a block."""
+    """Residual vectors of eqn:residual_2d for a block."""
     prediction = predict(block)
     error = prediction.pixel - block.target
     return Isotropic(prediction, error, dot(error, error).masked_fill_(prediction.behind, torch.inf))

@@ -43,7 +43,7 @@ def surrogate_loss(
 
 
 def marginalized_score(residuals: Float[Tensor, "*B"], tau_max: float) -> Float[Tensor, ""]:
-    """S^m / |R| = mean max(0, tau_max - r). For reports and for choosing between hypotheses, not for descent.
+    """Score S^m / |R| = mean max(0, tau_max - r), for reports and for choosing between hypotheses, not for descent.
 
     Its exact gradient is that of a truncated L1 norm, another estimator than the surrogate.
     """
@@ -51,7 +51,7 @@ def marginalized_score(residuals: Float[Tensor, "*B"], tau_max: float) -> Float[
 
 
 def score_sum(residuals: Float[Tensor, "E K"], tau_max: float) -> float:
-    """Sum of the scores of all residuals [px], without a graph."""
+    """Sum of the scores of all residuals [px], without gradients."""
     return float(marginalized_score(residuals.detach(), tau_max)) * residuals.numel()
 
 
@@ -68,18 +68,18 @@ class WeightTable:
 
     binning: Binning
     weight: Float[Tensor, "G T1"]
-    """Zero in the last column, which stands for all beyond tau_max."""
+    """Weights; zero in the last column, which stands for all residuals beyond tau_max."""
     offset: Float[Tensor, "G T1"]
-    """loss(r) = offset + w r^2 / 2; constant beyond tau_max: the loss saturates."""
+    """Offsets in loss(r) = offset + w r^2 / 2; constant beyond tau_max, where the loss saturates."""
 
     def slots(self, index: Int[Tensor, "E K"], group: Int[Tensor, " E"] | None = None) -> Int[Tensor, " M"]:
-        """Flat positions in the table, to look up weight and offset."""
+        """Flat positions in the table, for looking up weight and offset."""
         if group is not None:
             index = index + (group * self.weight.shape[1])[:, None]
         return index.reshape(-1)
 
     def loss(self, residuals: Float[Tensor, "E K"], group: Int[Tensor, " E"] | None = None) -> Float[Tensor, "E K"]:
-        """The frozen, saturating loss of each residual: what a step may be judged by."""
+        """Frozen, saturating loss of each residual, by which a step is judged."""
         slots = self.slots(self.binning.index(residuals), group)
         weight = self.weight.to(residuals).flatten()[slots].view_as(residuals)
         offset = self.offset.to(residuals).flatten()[slots].view_as(residuals)
@@ -94,13 +94,13 @@ def signed_loss(table: WeightTable, residuals: Float[Tensor, "E K"]) -> Float[Te
 
 
 def score_table(table: WeightTable, dimension: int) -> WeightTable:
-    """The table with weights (w r)^2 / d, the mean square of the gradient over directions."""
+    """Table with weights (w r)^2 / d, the mean square of the gradient over directions."""
     inside = (table.weight[:, :-1] * table.binning.centers()).square() / dimension
     return replace(table, weight=torch.nn.functional.pad(inside, (0, 1)))
 
 
 def curvature_table(table: WeightTable, dimension: int, sign: float) -> WeightTable:
-    """The table with the positive (or, with sign -1, negated negative) part of w + w' r / d as weights.
+    """Table with the positive (or, with sign -1, negated negative) part of w + w' r / d as weights.
 
     That is the mean curvature of the loss over directions.
     """
@@ -111,7 +111,7 @@ def curvature_table(table: WeightTable, dimension: int, sign: float) -> WeightTa
 
 
 def table_from_weights(binning: Binning, weight: Float[Tensor, "G T"]) -> WeightTable:
-    """Integrate w(r) r over the bins."""
+    """Table of the loss that integrates w(r) r over the bins."""
     squared = binning.edges().square()
     steps = 0.5 * weight * (squared[1:] - squared[:-1])
     start = torch.nn.functional.pad(steps.cumsum(-1), (1, 0))
@@ -126,14 +126,14 @@ def non_increasing(weight: Float[Tensor, "G T"], mass: Float[Tensor, " T"]) -> F
 
 
 def density_weights(distribution: Distribution, dimension: int) -> Float[Tensor, "G T"]:
-    """w = p(r) / r, for plane vectors (up to 2 pi) the density of the vector itself (eqn:fine_backward as weights)."""
+    """Weights w = p(r) / r, for plane vectors (up to 2 pi) their own density (eqn:fine_backward as weights)."""
     edges = distribution.binning.edges()
     area = 0.5 * (edges[1:] ** 2 - edges[:-1] ** 2)  # = bin width * bin centre
     return non_increasing(distribution.density() / area, area)
 
 
 def median_weights(distribution: Distribution, dimension: int) -> Float[Tensor, "G T"]:
-    """w = p(|e|) / sigma with a robust sigma: less noisy near zero than p / |e|, where |e| is one-dimensional."""
+    """Weights w = p(|e|) / sigma with a robust sigma: less noisy near zero than p / |e| where |e| is 1-D."""
     width = distribution.binning.edges().diff()
     density = non_increasing(distribution.density() / width, width)
     return density / robust_sigma(distribution, dimension)[:, None]
@@ -169,7 +169,7 @@ def mixture_weights(distribution: Distribution, dimension: int) -> Float[Tensor,
 
 
 def _mixture_sigmas(distribution: Distribution) -> Float[Tensor, "G M"]:
-    """Log-spaced from well below the median to the truncation."""
+    """Sigmas of the components, log-spaced from well below the median to the truncation."""
     median = distribution.quantile(0.5).clamp_min(float(distribution.binning.edges()[1]))
     low, high = 0.1 * median, torch.full_like(median, 0.5 * distribution.binning.tau_max)
     steps = torch.linspace(0, 1, MIXTURE_SIZE, dtype=torch.float64)
@@ -177,7 +177,7 @@ def _mixture_sigmas(distribution: Distribution) -> Float[Tensor, "G M"]:
 
 
 def _rival(weight: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Distribution, int], Tensor]:
-    """A classical loss from its weight as function of r, sigma and tau_max, evaluated at the bin centres."""
+    """A classical loss from its weight as a function of r, sigma and tau_max, evaluated at the bin centres."""
 
     def weights(distribution: Distribution, dimension: int) -> Float[Tensor, "G T"]:
         center, sigma = distribution.binning.centers(), robust_sigma(distribution, dimension)[:, None]
@@ -197,9 +197,9 @@ LOSSES: dict[str, Callable[[Distribution, int], Tensor]] = {
     "tukey": _rival(lambda r, sigma, tau: sigma**-2 * (1 - (r / (4.685 * sigma)) ** 2).clamp_min(0) ** 2),
     "truncated_l1": _rival(lambda r, sigma, tau: 1 / (r * tau)),
 }
-"""Weights (G, T) from a distribution and the dimension of the residual (1 or 2)."""
+"""Weights (G, T) as a function of a distribution and the dimension of the residual (1 or 2)."""
 
 
 def fit_weights(distribution: Distribution, loss: str, dimension: int) -> WeightTable:
-    """The table of a loss, fitted to the distribution of the present residuals."""
+    """Table of a loss, fitted to the distribution of the present residuals."""
     return table_from_weights(distribution.binning, LOSSES[loss](distribution, dimension))

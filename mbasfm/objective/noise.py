@@ -1,4 +1,4 @@
-"""How large the errors of matches and depths are, from distributions of residuals."""
+"""Estimates of the errors of matches and depths from distributions of residuals."""
 
 import torch
 
@@ -6,17 +6,17 @@ from mbasfm.objective.distribution import Binning, Distribution, robust_sigma
 from mbasfm.objective.reference import NoiseScale
 
 RATIO_BINNING = Binning(tau_max=2.0, num_bins=80, log_scale=0.01)
-"""Of |along| / slope: the relative depth error of a sample."""
+"""Bins of |along| / slope, the relative depth error of a sample."""
 FIRST_NOISE = (1.0, 0.1)
-"""Match [px] and relative depth error assumed before anything was measured."""
+"""Match error [px] and relative depth error assumed before anything has been measured."""
 DEPTH_ERROR_RANGE = (0.01, 0.5)
 MATCH_ERROR_RANGE_PX = (0.05, 10.0)
 SHRINKAGE_SAMPLES = 20.0
-"""A frame's own depth error counts like the common one when it rests on so many samples."""
+"""Number of samples at which a frame's own depth error counts as much as the common one."""
 
 
 def estimate_noise(across: Distribution, ratio: Distribution) -> NoiseScale:
-    """Match noise from the across-part; depth noise per frame, shrunk to the common one where samples are few."""
+    """Match noise from the across-part, and depth noise per frame, shrunk to the common one where samples are few."""
     match_px = float(robust_sigma(across, dimension=1)[0].clamp(*MATCH_ERROR_RANGE_PX))
     pooled = Distribution(ratio.binning, ratio.counts.sum(0, keepdim=True), ratio.total.sum(0, keepdim=True))
     if float(pooled.total[0]) < 1:

@@ -17,12 +17,12 @@ from mbasfm.types.samples import Samples
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """What the split residual needs to know about the noise."""
+    """Noise of matches and depths, as the split residual needs it."""
 
     match_px: float
-    """sigma_m: error of a match across its epipolar line [px]."""
+    """Error sigma_m of a match across its epipolar line [px]."""
     depth: Float[Tensor, " N"]
-    """sigma_d: relative depth error of each frame."""
+    """Relative depth error sigma_d of each frame."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +30,29 @@ class EdgeRays:
     """Each sample in frame j, in centred pixels of the reference size: it projects to (start + rho * step) / z."""
 
     start: Float[Tensor, "E K 3"]
-    """K_j R_ji u: where the ray of the pixel points to."""
+    """Direction K_j R_ji u of the pixel's ray."""
     step: Float[Tensor, "E 1 3"]
-    """K_j t_ji: what inverse depth adds."""
+    """Vector K_j t_ji, which is added in proportion to inverse depth."""
     inverse_depth: Float[Tensor, "E K"]
-    """rho; NaN where the corrected depth is not positive."""
+    """Inverse depth rho; NaN where the corrected depth is not positive."""
     target: Float[Tensor, "E K 2"]
     """The match q."""
 
 
 @dataclass(frozen=True)
 class SplitResiduals:
-    """The residual vector of each sample in two parts (both [px]), and what each part is worth."""
+    """The residual vector of each sample in two parts (both [px]), and the precision of each part."""
 
     across: Float[Tensor, "E K"]
-    """Distance to the epipolar half-line; no depth error can touch it. Infinite where nothing is in front."""
+    """Distance to the epipolar half-line, unaffected by depth errors. Infinite where nothing is in front."""
     along: Float[Tensor, "E K"]
     """Error along the line at the predicted depth. Infinite where the prediction is behind the camera."""
     spread: Float[Tensor, "E K"]
-    """s: expected size of ``along`` from match and depth noise."""
+    """Expected size s of ``along`` from match and depth noise."""
     slope: Float[Tensor, "E K"]
-    """g: how far the prediction moves per unit of log depth."""
+    """Shift g of the prediction per unit of log depth."""
     place: Float[Tensor, "E K 2"]
-    """(c, d): ``across`` is measured at the point c * start + d * step of EdgeRays, which has z = 1."""
+    """Pair (c, d): ``across`` is measured at the point c * start + d * step of EdgeRays, which has z = 1."""
     normal: Float[Tensor, "E K 2"]
     """Direction in which ``across`` is measured."""
 
@@ -102,7 +102,7 @@ def isotropic_residuals(cameras: Cameras, samples: Samples) -> Float[Tensor, "E 
 
 
 def split_residuals(cameras: Cameras, samples: Samples, noise: NoiseScale) -> SplitResiduals:
-    """Split each residual at the epipolar line: across it, and along it.
+    """Residuals split at the epipolar line: across it, and along it.
 
     Across is measured from the point of the half-line (depths from 0 to infinity, in front of the camera) that is most
     likely given the match, the predicted depth and their noise; it differs from the distance to the whole line only
@@ -143,7 +143,7 @@ def clamp_to_half_line(
     likely: Float[Tensor, "E K 2"],
     tangent: Float[Tensor, "E K 2"],
 ) -> tuple[Float[Tensor, "E K"], Float[Tensor, "E K 2"]]:
-    """How far along the tangent a point of the line must move to have positive depth, and where that is.
+    """Distance along the tangent that a point of the line must move to have positive depth, and where it ends up.
 
     The half-line runs from the image of ``start`` (infinitely far) to that of ``step`` (infinitely near). The way is
     infinite where neither end is in front of the camera and the point itself is not either. The place is given by

@@ -8,4 +8,4 @@ KINDS: dict[str, type[Form]] = {
     "isotropic": IsotropicForm,
     "split": SplitForm,
 }
-"""What ``Stage.residual`` names: the form of each kind."""
+"""Form of each kind that ``Stage.residual`` may name."""

@@ -28,80 +28,80 @@ from mbasfm.types.samples import Samples, SampleSource
 NO_INTRINSICS = Columns(focal=False, radial=False)
 
 DEPTH_VOTES = 8.0
-"""Depth errors of one frame are correlated: all its residuals along lines weigh like so many independent ones.
+"""Number of independent residuals that all those of a frame along lines weigh, as its depth errors are correlated.
 
 Chosen on made-up scenes, checked on others (benchmarks/covariance.py): 8 and 20 give better poses than 64, and only
-with 8 the covariance holds the truth about as often as it says."""
+with 8 does the covariance hold the truth about as often as it claims."""
 
 
 @dataclass(frozen=True)
 class CrossGram:
-    """What eliminated unknowns leave between two different edges of one source frame, each pair of edges once."""
+    """Coupling between two edges of one source frame, left by eliminated unknowns; each pair of edges once."""
 
     first: Int[Tensor, " P"]
     second: Int[Tensor, " P"]
-    """Numbers of the edges, counted from the first of all."""
+    """Numbers of the edges, counted over all edges."""
     gram: Float[Tensor, "P C1 C1"]
-    """Columns and residual of the first by those of the second."""
+    """Products of the columns and residual of the first edge with those of the second."""
 
 
 @runtime_checkable
 class GramSink(Protocol):
-    """Takes the normal equations of a block of edges."""
+    """Function that takes the normal equations of a block of edges."""
 
     def __call__(self, chunk: slice, gram: Float[Tensor, "e C1 C1"], cross: CrossGram | None = None) -> None:
-        """Gram matrices of the edges and, where unknowns were eliminated, those between them."""
+        """Take the Gram matrices of the edges and, where unknowns were eliminated, those between them."""
 
 
 EdgeStep = Callable[[slice], Float[Tensor, "e C"]]
 """A step of the cameras in the columns of a block of edges."""
 BlockLoss = Callable[[Cameras, Samples, slice], tuple[Tensor, float]]
-"""Of a block of edges: its part of the loss, differentiable, and the sum of its samples' scores."""
+"""Loss of a block of edges, differentiable, and the sum of its samples' scores."""
 
 
 @runtime_checkable
 class Form(Protocol):
-    """What solvers, covariance and diagnosis need; statistics and frozen losses are the form's own business."""
+    """What solvers, covariance and diagnosis need; statistics and frozen losses are opaque to them."""
 
     can_be_per_star: ClassVar[bool]
-    """Whether it can have one distribution per star."""
+    """Whether the kind can have one distribution per star."""
     statistics_types: ClassVar[tuple[type, ...]]
-    """Classes that its statistics are made of besides tensors, so that a file of progress may hold them."""
+    """Classes besides tensors that its statistics consist of, so that a checkpoint may hold them."""
 
     @staticmethod
     def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "Form":
-        """The form of these samples."""
+        """Form on the given samples."""
         ...
 
     @property
     def share(self) -> Share:
-        """Which blocks of edges this process computes."""
+        """Blocks of edges that this process computes."""
 
     def start(self, cameras: Cameras) -> Any:
-        """The frozen loss at the first cameras."""
+        """Frozen loss at the first cameras."""
 
     def measure(self, cameras: Cameras, frozen: Any) -> tuple[float, Any]:
-        """Loss under what is frozen, and the statistics of the residuals."""
+        """Loss under the frozen one, and the statistics of the residuals."""
 
     def freeze(self, statistics: Any) -> Any:
-        """The loss that statistics define."""
+        """Loss that the statistics define."""
 
     def linearize(self, cameras: Cameras, frozen: Any, columns: Columns, sink: GramSink) -> tuple[float, Any]:
-        """Gram matrices of this process's edges into ``sink``, without latents.
+        """Hand the Gram matrices of this process's edges to ``sink``, with latents eliminated.
 
-        Returns the loss of all edges, and what back_substitute needs to know of the latents that were eliminated.
+        Returns the loss of all edges, and what back_substitute needs to know about the eliminated latents.
         """
         ...
 
     def coupled_frames(self) -> Int[Tensor, "P 2"]:
-        """Pairs of frames that eliminated latents couple, beside those that edges connect."""
+        """Pairs of frames that eliminated latents couple, in addition to those that edges connect."""
         ...
 
     def back_substitute(self, frozen: Any, eliminated: Any, step: EdgeStep) -> Any:
-        """What is frozen, with latents moved along with a step of the cameras."""
+        """Frozen loss with latents moved along with a step of the cameras."""
 
     def distribution(self, statistics: Any) -> Distribution:
-        """The residual distribution over the whole graph."""
+        """Residual distribution over the whole graph."""
         ...
 
     def curvature(self, frozen: Any) -> tuple[Any, Any | None]:
@@ -109,10 +109,10 @@ class Form(Protocol):
         ...
 
     def squared_gradients(self, frozen: Any) -> Any:
-        """The loss whose normal equations are the sum of the squared gradients of independent residuals."""
+        """Loss whose normal equations are the sum of the squared gradients of independent residuals."""
 
     def first_order_loss(self, cameras: Cameras) -> BlockLoss:
-        """The loss of blocks of edges per sample of the graph, with what the present residuals define held fixed."""
+        """Loss of blocks of edges per sample of the graph, with what the present residuals define held fixed."""
         ...
 
     @staticmethod
@@ -130,16 +130,16 @@ class WithoutLatents:
     """The part of a form that has no unknowns of its own."""
 
     def coupled_frames(self) -> Int[Tensor, "0 2"]:
-        """No pairs."""
+        """An empty list of pairs."""
         return torch.empty(0, 2, dtype=torch.long)
 
     def back_substitute(self, frozen: Any, eliminated: None, step: EdgeStep) -> Any:
-        """What is frozen, as it is."""
+        """The frozen loss, unchanged."""
         return frozen
 
 
 def source_mass(samples: SampleSource, num_frames: int) -> Float[Tensor, " N"]:
-    """Mass of the samples that each frame is the source of."""
+    """Mass of the samples whose source is each frame."""
     mass = torch.zeros(num_frames, dtype=torch.float64)
     return mass.index_add_(0, samples.edges[:, 0], samples.edge_mass())
 
@@ -147,7 +147,7 @@ def source_mass(samples: SampleSource, num_frames: int) -> Float[Tensor, " N"]:
 def stream(
     cameras: Cameras, samples: SampleSource, columns: Columns, share: Share | None = None
 ) -> Iterator[tuple[slice, Block]]:
-    """Blocks of edges, all or this process's share, in their fixed order, so that sums are reproducible."""
+    """Blocks of edges, all or this process's share, in a fixed order, so that sums are reproducible."""
     for chunk in blocks(samples) if share is None else share.blocks:
         yield chunk, load_block(cameras, samples.rows(chunk), columns)
 
@@ -168,7 +168,7 @@ def look_up(
 def _present(
     table: WeightTable, gain: Tensor | None, group: Int[Tensor, " e"] | None
 ) -> tuple[WeightTable, Tensor | None, Int[Tensor, " e"] | None]:
-    """Of many groups those that occur in a block, numbered anew: its cost must not depend on all others."""
+    """Table, gain and groups restricted to the groups in a block, so that its cost does not depend on the others."""
     if group is None:
         return table, gain, None
     present, number = group.unique(return_inverse=True)

@@ -43,7 +43,7 @@ from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
 from mbasfm.types.samples import Samples, SampleSource
 
 ALONG_BINNING = Binning(tau_max=20.0, num_bins=100, log_scale=0.3)
-"""Of the whitened along-residual, in units of its expected size."""
+"""Bins of the whitened along-residual, in units of its expected size."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SplitStatistics:
     """Histograms of both parts, and of the relative depth error per frame."""
 
     noise: NoiseScale
-    """With which they were measured."""
+    """Noise with which they were measured."""
     across: Float[Tensor, "1 T1"]
     along: Float[Tensor, "1 T2"]
     ratio: Float[Tensor, "N R"]
@@ -59,14 +59,14 @@ class SplitStatistics:
 
 @dataclass(frozen=True)
 class FrozenSplit:
-    """Both losses as fitted at the start of a step."""
+    """Losses of both parts, fitted at the start of a step."""
 
     noise: NoiseScale
     next_noise: NoiseScale
     across: WeightTable
     along: WeightTable
     gate: WeightTable
-    """Weight across over its peak: how much a match is believed when it votes along."""
+    """Weight across over its peak: how far a match is trusted when it votes along."""
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,16 @@ class SplitForm(WithoutLatents):
     loss: str
     share: Share = field(repr=False)
     across_share: Float[Tensor, "E 1"] = field(repr=False)
-    """1/2 where the opposite edge exists: the same match must not count twice."""
+    """Factor of 1/2 where the opposite edge exists: the same match must not count twice."""
     along_share: Float[Tensor, "E 1"] = field(repr=False)
-    """gamma: DEPTH_VOTES over the samples of the source frame, at most 1."""
+    """Factor gamma: DEPTH_VOTES over the samples of the source frame, at most 1."""
     scratch: dict[int, tuple[Tensor, Tensor]] = field(repr=False)
-    """Of each block, by its first edge, written by linearize and read by measure: the square of the expected size of
-    along-residuals at the step's start, and their votes, small for mismatches and for frames with many samples."""
+    """Two arrays of each block, by its first edge, written by linearize and read by measure: the square of the expected
+    size of along-residuals at the step's start, and their votes, small for mismatches and frames with many samples."""
 
     @staticmethod
     def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "SplitForm":
-        """Count directions and samples of each frame; ``per_star`` is refused before."""
+        """Form on the given samples; ``per_star`` has been refused before."""
         i, j = samples.edges.unbind(-1)
         both = torch.isin(i * num_frames + j, j * num_frames + i)
         along = (DEPTH_VOTES / source_mass(samples, num_frames).clamp_min(1e-30)).clamp_max(1)[i]
@@ -100,13 +100,13 @@ class SplitForm(WithoutLatents):
         return SplitForm(samples, num_frames, binning, loss, share, *shares, {})
 
     def start(self, cameras: Cameras) -> FrozenSplit:
-        """The loss at the first cameras: one round to learn the noise, one with it."""
+        """Loss at the first cameras: one round to learn the noise, one with it."""
         common = torch.full((self.num_frames,), FIRST_NOISE[1], dtype=torch.float64)
         first = self.freeze(self.statistics(cameras, NoiseScale(FIRST_NOISE[0], common)))
         return self.freeze(self.statistics(cameras, first.next_noise))
 
     def statistics(self, cameras: Cameras, noise: NoiseScale) -> SplitStatistics:
-        """Histograms, with a given noise."""
+        """Histograms for a given noise."""
         return self._measure(cameras, noise, None)[1]
 
     def measure(self, cameras: Cameras, frozen: FrozenSplit) -> tuple[float, SplitStatistics]:
@@ -149,7 +149,7 @@ class SplitForm(WithoutLatents):
         return frozen_loss(frozen.along, None, index, None, eta_squared, block.weight * vote)
 
     def freeze(self, statistics: SplitStatistics) -> FrozenSplit:
-        """Fit both losses; the noise estimate of these histograms is used from the next measurement on."""
+        """Losses fitted to both parts; the noise estimate of these histograms is used from the next measurement on."""
         across = distribution_from_counts(self.binning, statistics.across)
         along = distribution_from_counts(ALONG_BINNING, statistics.along)
         table = fit_weights(across, self.loss, dimension=1)
@@ -165,7 +165,7 @@ class SplitForm(WithoutLatents):
     def linearize(self, cameras: Cameras, frozen: FrozenSplit, columns: Columns, sink: GramSink) -> tuple[float, None]:
         """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges.
 
-        Notes spread and vote of each sample.
+        Stores spread and vote of each sample.
         """
         depth_error = frozen.noise.depth[:, None].to(self.samples.dtype)
         total = torch.zeros((), dtype=torch.float64)
@@ -192,7 +192,7 @@ class SplitForm(WithoutLatents):
         return distribution_from_counts(self.binning, statistics.across)
 
     def curvature(self, frozen: FrozenSplit) -> tuple[FrozenSplit, FrozenSplit]:
-        """The losses whose normal equations are the positive and the negated negative curvature."""
+        """Losses whose normal equations are the positive and the negated negative curvature."""
 
         def of_sign(sign: float) -> FrozenSplit:
             across, along = (curvature_table(table, 1, sign) for table in (frozen.across, frozen.along))
@@ -201,7 +201,7 @@ class SplitForm(WithoutLatents):
         return of_sign(1.0), of_sign(-1.0)
 
     def squared_gradients(self, frozen: FrozenSplit) -> FrozenSplit:
-        """The loss whose normal equations are the sum of squared gradients; votes are in its weights already."""
+        """Loss whose normal equations are the sum of squared gradients; its weights already contain the votes."""
         return replace(frozen, across=score_table(frozen.across, 1), along=score_table(frozen.along, 1))
 
     def first_order_loss(self, cameras: Cameras) -> BlockLoss:
@@ -236,28 +236,28 @@ class SplitForm(WithoutLatents):
 
 @dataclass(frozen=True)
 class Split:
-    """The two parts of the residual of a block; see reference.SplitResiduals for their meaning."""
+    """Residuals of a block in two parts; see reference.SplitResiduals for their meaning."""
 
     prediction: Prediction
     across: Float[Tensor, "e K"]
-    """Infinite where nothing of the line is in front."""
+    """Distance across the line; infinite where none of the line is in front."""
     along: Float[Tensor, "e K"]
-    """Of no meaning where the prediction is behind."""
+    """Error along the line; meaningless where the prediction is behind."""
     spread_squared: Float[Tensor, "e K"]
     slope: Float[Tensor, "e K"]
     normal: Float[Tensor, "e 2 K"]
-    """Of the epipolar line."""
+    """Normal of the epipolar line."""
     direction: Float[Tensor, "e 2 K"]
-    """In which across is measured: the normal, or towards an end of the half-line."""
+    """Direction in which across is measured: the normal, or towards an end of the half-line."""
     point: Float[Tensor, "e 2 K"]
-    """Where across is measured."""
+    """Point at which across is measured."""
     place_start: Float[Tensor, "e K"]
-    """That point is place_start * start + place_step * step, with z = 1."""
+    """Factor of start: that point is place_start * start + place_step * step, with z = 1."""
     place_step: Float[Tensor, "e K"]
 
 
 def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> Split:
-    """Split the residuals of a block at their epipolar lines."""
+    """Residuals of a block, split at their epipolar lines."""
     start, step, target = start_points(block), block.step, block.target
     prediction = predict(block)
     line = torch.bmm(block.cameras.line, block.rays[:, :3])
@@ -265,7 +265,7 @@ def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> S
     normal = line[:, :2] * inverse_norm[:, None]
     distance = dot(normal, target).addcmul_(line[:, 2], inverse_norm).neg_()
 
-    # Along the tangent all points of the line are numbers: predicted, matched, and the most likely between the two.
+    # Points of the line are coordinates along the tangent: predicted, matched, and the most likely between the two.
     predicted, matched, along_step = wedge(normal, prediction.pixel), wedge(normal, target), wedge(normal, step)
     along = predicted - matched
     slope = (along_step - predicted * step[:, 2]).mul_(prediction.rho).mul_(prediction.inverse_z)
@@ -291,7 +291,7 @@ def split(block: Block, match_px: float, depth_error: Float[Tensor, "e 1"]) -> S
 def _clamp_to_half_line(
     parts: Split, start: Tensor, step: Tensor, to_start: Tensor, to_step: Tensor, outside: Int[Tensor, " M"]
 ) -> Split:
-    """Where the likely point is not in front of the camera, measure from the nearest end of the half-line instead."""
+    """Parts measured from the nearest end of the half-line where the likely point is not in front of the camera."""
 
     num_samples = parts.across.shape[1]
     first = outside + outside // num_samples * num_samples  # position of the first of two planes
@@ -300,7 +300,7 @@ def _clamp_to_half_line(
         return plane.reshape(-1).index_select(0, outside)
 
     def put(planes: Tensor, *values: Tensor) -> Tensor:
-        """Into one plane, or into two that lie together; ``planes`` is ours to change."""
+        """Write values into one plane, or into two adjacent ones; changes ``planes`` in place."""
         where = [outside] if len(values) == 1 else [first, first + num_samples]
         for positions, value in zip(where, values, strict=True):
             planes.view(-1).index_copy_(0, positions, value)
@@ -332,7 +332,7 @@ def _clamp_to_half_line(
 def split_rows(
     block: Block, parts: Split, root_across: Float[Tensor, "e K"], root_along: Float[Tensor, "e K"]
 ) -> Float[Tensor, "e C1 2 K"]:
-    """Across (at the most likely depth, which is no unknown) and along (at the predicted depth), scaled."""
+    """Rows across (at the most likely depth, which is no unknown) and along (at the predicted depth), scaled."""
     prediction = parts.prediction
     rows = empty_rows(block)
     # Columns are linear in the direction: scaled by the root of the weight, the rows come out scaled.

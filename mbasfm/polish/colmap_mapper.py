@@ -1,4 +1,4 @@
-"""Triangulation and bundle adjustment by COLMAP's own parts, and how our cameras become COLMAP's and back."""
+"""Triangulation and bundle adjustment by COLMAP's own parts, and conversion of our cameras to COLMAP's and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,26 +17,26 @@ from mbasfm.types.cameras import Cameras, Intrinsics
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MAX_ERROR_PX = 4.0
-"""Of an observation that is kept, before the noise is known [px at a long side of 1024]."""
+"""Largest error of an observation that is kept, before the noise is known [px at a long side of 1024]."""
 MIN_ANGLE_DEG = 1.5
 MIN_NOISE_PX = 0.05
 LOSS_SIGMAS = 2.385
-"""Where the Cauchy loss begins to let go: with it, 95 % of the precision of least squares on normal errors."""
+"""Residual, in sigmas, at which the Cauchy loss sets in: 95 % efficient on normal errors."""
 RAYLEIGH_MEDIAN = 1.1774
-"""Median length of a 2-vector of unit normal numbers."""
+"""Median length of a 2-vector of standard normal numbers."""
 ROUGH_TOLERANCE, FINE_TOLERANCES = 1e-6, (1e-7, 1e-8)
 """Relative change of the cost. Where few tracks hold two halves of a scene together, cameras turn by degrees while the
-cost hardly falls; stopped on the way, filters cut the tracks that would have pulled them on."""
+cost hardly falls; if stopped too early, filters cut the tracks that would have pulled them further."""
 MAX_ITERATIONS = 1000
-"""Far more than are needed: where an adjustment is cut off says nothing about the scene, and hangs on rounding."""
+"""Far more than needed: a result that depends on where adjustment is cut off depends on rounding."""
 CENTER_SIGMA = 0.01
-"""Real lenses are some pixels off centre [share of the long side]."""
+"""Standard deviation of the principal point [share of the long side]: real lenses are some pixels off centre."""
 RADIAL_SIGMA = 0.1
 TINY_SHARE = 1e-6
 FOCAL_SIGMA = 0.2
-"""Relative: what adjustment and the search for a focal length are worth where tracks cannot tell."""
+"""Relative standard deviation of the focal length from adjustment or search, where tracks do not determine it."""
 SPREAD_FACTOR = 3.0
-"""Errors of features are not independent: the spread that bundle adjustment states is too small by about this."""
+"""Factor on the spread that bundle adjustment states, which is too small because feature errors are dependent."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class Freedom:
 
     focal: bool
     lens: bool
-    """Principal point and distortion, under a prior."""
+    """Whether principal point and distortion may change, under a prior."""
     model: LensKind = "auto"
-    """Of lenses that may change: which distortion; auto is one radial term."""
+    """Distortion model of lenses that may change; auto is one radial term."""
 
 
 HELD = Freedom(False, False)
 
 
 def camera_of(intrinsics: Intrinsics, frame: int, camera_id: int, freedom: Freedom) -> pycolmap.Camera:
-    """The simplest COLMAP camera that holds a frame's intrinsics and what may still change."""
+    """The simplest COLMAP camera that holds a frame's intrinsics and those that may still change."""
     width, height = intrinsics.sizes[frame].tolist()
     fx, fy = intrinsics.focal[frame].tolist()
     cx, cy = intrinsics.center[frame].tolist()
@@ -94,7 +94,7 @@ def build_model(
 
 
 def read_back(model: pycolmap.Reconstruction, cameras: Cameras) -> Cameras:
-    """Cameras with the model's poses and intrinsics; frames that the model does not hold stay."""
+    """Cameras with the model's poses and intrinsics; frames that the model does not contain are unchanged."""
     pose = cameras.cam_from_world.clone()
     old = cameras.intrinsics
     focal, center, distortion = old.focal.clone(), old.center.clone(), old.distortion.clone()
@@ -123,7 +123,7 @@ class Mapper:
         prior_focal: Mapping[int, float] | None = None,
         priors: PosePriors | None = None,
     ):
-        """``prior_focal``: of each camera, where its focal length is believed to be; by default where it is."""
+        """``prior_focal``: expected focal length of each camera; by default its present one."""
         self.model, self._priors = model, priors
         self.depth: DepthTerms | None = None
         self._prior_focal = prior_focal or focals_of(model)
@@ -135,7 +135,7 @@ class Mapper:
             geometry.inlier_matches = pairs.astype(np.uint32)
             graph.add_two_view_geometry(view.i + 1, view.j + 1, geometry)
         graph.finalize()
-        self._graph = graph  # the parts below hold it without keeping it alive
+        self._graph = graph  # the parts below refer to it without keeping it alive
         self.observations = pycolmap.ObservationManager(model, graph)
         self._triangulator = pycolmap.IncrementalTriangulator(graph, model, self.observations)
         self._options = pycolmap.IncrementalTriangulatorOptions()
@@ -143,21 +143,21 @@ class Mapper:
         self._options.ignore_two_view_tracks = False
 
     def triangulate(self) -> None:
-        """Points from all images, tracks completed and merged."""
+        """Triangulate points from all images, then complete and merge tracks."""
         for image_id in sorted(self.model.images):
             self._triangulator.triangulate_image(self._options, image_id)
         self.complete()
 
     def complete(self) -> None:
-        """Let tracks grow and join where that fits the cameras as they are now."""
+        """Extend and merge tracks where that fits the present cameras."""
         self._triangulator.complete_all_tracks(self._options)
         self._triangulator.merge_all_tracks(self._options)
 
     def adjust(self, freedom: Freedom, noise_px: float, tolerance: float) -> pycolmap.CeresBundleAdjuster:
         """Move cameras and points to the minimum of the robust reprojection error.
 
-        Depth joins where intrinsics are held: it was corrected with them as they are, and would hold on to them. Where
-        positions are known, these tell the scale and depth stays out.
+        Depth is used only where intrinsics are held: it was corrected with the present ones, and would hold on to them.
+        Where positions are known, these determine the scale and depth is left out.
         """
         options = pycolmap.BundleAdjustmentOptions()
         options.refine_focal_length = freedom.focal
@@ -171,7 +171,7 @@ class Mapper:
         options.ceres.auto_select_solver_type = True
         options.ceres.solver_options.function_tolerance = tolerance
         options.ceres.solver_options.max_num_iterations = MAX_ITERATIONS
-        options.ceres.solver_options.num_threads = 1  # with more, sums come in another order each time
+        options.ceres.solver_options.num_threads = 1  # with more, the order of sums would vary
         depth = self.depth if freedom == HELD and self._priors is None else None
         model = with_depth(self.model, depth, max(self.noise_px(), MIN_NOISE_PX)) if depth else self.model
         config = pycolmap.BundleAdjustmentConfig()
@@ -186,7 +186,7 @@ class Mapper:
             adjuster.solve()
             return adjuster
         if depth:
-            config.set_constant_rig_from_world_pose(min(model.frames))  # depth knows the scale
+            config.set_constant_rig_from_world_pose(min(model.frames))  # depth determines the scale
         else:
             config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
         adjuster = pycolmap.create_default_ceres_bundle_adjuster(options, config, model)
@@ -198,7 +198,7 @@ class Mapper:
     def noise_px(self) -> float:
         """Standard deviation of an image coordinate, from the median error of the points.
 
-        A point takes three of the 2n coordinates of its track for itself: short tracks fit far better than they are.
+        A point uses up three of the 2n coordinates of its track: short tracks fit far better than they should.
         """
         self.model.update_point_3d_errors()
         points = self.model.points3D.values()
@@ -206,7 +206,7 @@ class Mapper:
         return float(np.median(errors)) / RAYLEIGH_MEDIAN if errors else 1.0
 
     def settle(self, freedom: Freedom, px: float) -> None:
-        """Adjust and filter, first roughly, then at the scale of the noise that was found."""
+        """Adjust and filter, first roughly, then at the scale of the estimated noise."""
         self.adjust(replace(freedom, lens=False), px / LOSS_SIGMAS, ROUGH_TOLERANCE)
         self.filter(MAX_ERROR_PX * px)
         for tolerance in FINE_TOLERANCES:
@@ -220,12 +220,12 @@ class Mapper:
             self.filter(max(4 * noise, px))
 
     def filter(self, max_error_px: float) -> None:
-        """Remove observations that do not fit, and points seen under a tiny angle; let tracks grow before."""
+        """Extend tracks, then remove observations that do not fit and points seen under a tiny angle."""
         self.complete()
         self.observations.filter_all_points3D(max_error_px, MIN_ANGLE_DEG)
 
     def shrink(self, adjuster: pycolmap.CeresBundleAdjuster, freedom: Freedom, noise_px: float) -> None:
-        """Pull intrinsics towards their prior, as far as the data leaves them open."""
+        """Pull intrinsics towards their prior, as far as the data leaves them undetermined."""
         covariance = pycolmap.estimate_ba_covariance(pycolmap.BACovarianceOptions(), self.model, adjuster)
         for number, camera in self.model.cameras.items():
             spread = None if covariance is None else covariance.get_other_params_cov(camera.params)
@@ -234,9 +234,9 @@ class Mapper:
 
 
 def shrink_camera(camera: pycolmap.Camera, focal: float, freedom: Freedom, spread: np.ndarray | None) -> None:
-    """Move one camera's free parameters to what is believed of them; without spread, to the prior.
+    """Move one camera's free parameters to their expected values; without spread, to the prior.
 
-    Rows of the spread are those of the free parameters, in their order.
+    Rows of the spread are in the order of the free parameters.
     """
     long_side = max(camera.width, camera.height)
     kinds = [(camera.focal_length_idxs(), freedom.focal, [focal] * 2, FOCAL_SIGMA * focal)]
@@ -266,14 +266,14 @@ def believed_difference(
     sigma: Float64[np.ndarray, " P"],
     kind: Int64[np.ndarray, " P"],
 ) -> Float64[np.ndarray, " P"]:
-    """How much of a difference from nominal intrinsics to believe, when it was found with this spread.
+    """Expected part of a difference from nominal intrinsics, given that it was found with this spread.
 
     Most lenses are as they should be. So a kind of parameter (1: principal point, 2: distortion) is either exactly
     nominal or spread around it by ``sigma``; kind 0 is never nominal. The mean over all such models, each weighted by
     how probable it makes what was found, goes continuously from nothing, where the data cannot tell, to all of it.
-    Without the nominal models a principal point that tracks hardly feel wanders off by pixels, and cameras turn too.
+    Without nominal models, a principal point that tracks hardly constrain drifts by pixels, and cameras turn with it.
     """
-    spread = spread + np.diag((TINY_SHARE * sigma) ** 2)  # known exactly, it would be no number
+    spread = spread + np.diag((TINY_SHARE * sigma) ** 2)  # exactly known parameters would give NaN
     estimates, evidence = [], []
     for centre, bent in product((False, True), repeat=2):
         believed = np.diag(np.where(np.array([True, centre, bent])[kind], sigma, 0.0) ** 2)
@@ -293,7 +293,7 @@ def focals_of(model: pycolmap.Reconstruction) -> dict[int, float]:
 def position_priors(
     priors: PosePriors, model: pycolmap.Reconstruction, noise_px: float
 ) -> tuple[pycolmap.PosePriorBundleAdjustmentOptions, list[pycolmap.PosePrior]]:
-    """Positions as COLMAP's bundle adjustment wants them, which counts pixels: so sigmas are brought to pixels."""
+    """Position priors for COLMAP's bundle adjustment, with sigmas converted to pixels, as its cost is in pixels."""
     options = pycolmap.PosePriorBundleAdjustmentOptions()
     options.alignment_ransac.random_seed = 0
     options.ceres.prior_position_loss_function_type = pycolmap.LossFunctionType.CAUCHY

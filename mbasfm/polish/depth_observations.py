@@ -3,8 +3,8 @@
 A camera that is moved sideways by b sees a point at f (x - b) / z. With a huge b and a tiny f only f b / z is left: an
 observation of inverse depth, in pixels. So COLMAP's own bundle adjustment of rigs takes depth into account.
 
-Errors of depth are not independent: a network that is wrong about a wall is wrong about all of it. How much they go
-together is measured, and all depths of a frame count as many as the independent ones that they are worth.
+Errors of depth are not independent: a network that is wrong about a wall is wrong about all of it. Their
+correlation is measured, and all depths of a frame together count as much as the equivalent number of independent ones.
 """
 
 from collections.abc import Sequence
@@ -20,33 +20,33 @@ from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints
 
 CELLS = 4
-"""Along a side of the image: depths of one cell are asked whether they err together."""
+"""Number of cells along a side of the image; correlation of depth errors is measured within a cell."""
 MAX_SIGMAS = 3.0
 MIN_DEPTHS = 30
-"""Of a frame; fewer are no measure of its depth."""
+"""Least number of depths of a frame to estimate their error from."""
 WORTHLESS = 0.1
-"""Relative error of one depth, enlarged as errors go together: worse depth changes nothing that tracks know."""
+"""Relative error of one depth, inflated for correlation, beyond which depth adds nothing to tracks."""
 BASELINE = 1e4
-"""Of the virtual camera, in median depths."""
+"""Baseline of the virtual camera, in median depths."""
 VIRTUAL = 1 << 24
-"""Added to the number of an image: that of its virtual one."""
+"""Offset from the number of an image to that of its virtual one."""
 
 
 @dataclass(frozen=True)
 class DepthTerms:
-    """What the depth maps of a component say, and how far to believe it."""
+    """Depth observations of a component and their reliability."""
 
     inverse_depth: Sequence[Float64[np.ndarray, " _"]]
-    """At every keypoint of every frame; NaN where depth says nothing."""
+    """Inverse depth at every keypoint of every frame; NaN where unknown."""
     error: Float64[np.ndarray, " N"]
-    """Standard deviation of one inverse depth; infinite where a frame's depth is not believed."""
+    """Standard deviation of one inverse depth; infinite where a frame's depth is not used."""
     inflation: Float64[np.ndarray, " N"]
-    """Factor on it, because errors go together."""
+    """Factor on that deviation, because errors are correlated."""
 
 
 @dataclass(frozen=True)
 class _Observations:
-    """Of all points of a model, one row each, in the order of points and tracks."""
+    """Observations of all points of a model, one row each, in the order of points and tracks."""
 
     image: Int64[np.ndarray, " M"]
     index: Int64[np.ndarray, " M"]
@@ -62,7 +62,7 @@ class _Observations:
         return _Observations(*np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
     def depth(self, model: pycolmap.Reconstruction) -> Float64[np.ndarray, " M"]:
-        """Of the points in the images that see them."""
+        """Depth of the points in the images that see them."""
         found = np.empty(len(self.image))
         numbers, row = np.unique(self.point, return_inverse=True)
         places = np.stack([model.points3D[number].xyz for number in numbers.tolist()])[row]
@@ -73,12 +73,12 @@ class _Observations:
         return found
 
     def said(self, inverse_depth: Sequence[Float64[np.ndarray, " _"]]) -> Float64[np.ndarray, " M"]:
-        """Inverse depth by the depth maps."""
+        """Inverse depth of the observations according to the depth maps."""
         return gather(inverse_depth, self.image - 1, self.index)
 
 
 def weigh_depth(model: pycolmap.Reconstruction, cameras: Cameras, keypoints: Sequence[Keypoints]) -> DepthTerms | None:
-    """Compare depth with the points of a model; None where it is not worth being used."""
+    """Depth terms from comparing depth with the points of a model; None where depth is too poor to use."""
     inverse_depth = inverse_depths(keypoints, cameras)
     seen = _Observations.of(model)
     said = seen.said(inverse_depth)
@@ -109,7 +109,7 @@ def _cells(pixels: Float32[np.ndarray, "M 2"], size: Int64[np.ndarray, " 2"]) ->
 
 
 def shared_variance(values: Float64[np.ndarray, " M"], cell: Int64[np.ndarray, " M"]) -> float:
-    """Share of the variance that values of one cell have in common (intraclass correlation): 0 if independent."""
+    """Share of the variance that values of one cell have in common (intraclass correlation); 0 if independent."""
     number = np.unique(cell, return_inverse=True)[1]
     members = np.bincount(number)
     cells, count = len(members), len(values)
@@ -123,7 +123,7 @@ def shared_variance(values: Float64[np.ndarray, " M"], cell: Int64[np.ndarray, "
 
 
 def with_depth(model: pycolmap.Reconstruction, terms: DepthTerms, noise_px: float) -> pycolmap.Reconstruction:
-    """The model with a virtual image beside every image; ids of images, cameras and points are kept."""
+    """Model with a virtual image beside every image; ids of images, cameras and points are kept."""
     joint, seen = pycolmap.Reconstruction(), _Observations.of(model)
     said, depth, error = seen.said(terms.inverse_depth), seen.depth(model), terms.error[seen.image - 1]
     used = np.isfinite(error) & (np.abs(1 / depth - said) < MAX_SIGMAS * error)
@@ -141,7 +141,7 @@ def with_depth(model: pycolmap.Reconstruction, terms: DepthTerms, noise_px: floa
 
 
 def take_back(model: pycolmap.Reconstruction, joint: pycolmap.Reconstruction) -> None:
-    """Give the model what was adjusted in its joint one."""
+    """Copy what was adjusted in the joint model back to the model."""
     for number, point in model.points3D.items():
         point.xyz = joint.points3D[number].xyz
     for number, image in model.images.items():
@@ -153,7 +153,7 @@ def take_back(model: pycolmap.Reconstruction, joint: pycolmap.Reconstruction) ->
 def _add_rigs(
     joint: pycolmap.Reconstruction, model: pycolmap.Reconstruction, focal: Float64[np.ndarray, " N"], baseline: float
 ) -> None:
-    """One rig per camera: the camera and the virtual ones of all its images."""
+    """Add one rig per camera: the camera and the virtual ones of all its images."""
     sideways = pycolmap.Rigid3d(pycolmap.Rotation3d(), np.array([-baseline, 0.0, 0.0]))
     rigs = {}
     for number, camera in model.cameras.items():
@@ -213,7 +213,7 @@ def _add_points(
 
 
 def _slots(image: Int64[np.ndarray, " M"], used: Bool[np.ndarray, " M"]) -> Int64[np.ndarray, " M"]:
-    """Each used observation's place among those of its image, in order."""
+    """Position of each used observation among those of its image, in order."""
     slot = np.zeros(len(image), dtype=np.int64)
     for number in np.unique(image).tolist():
         mine = (image == number) & used

@@ -1,7 +1,7 @@
 """More matches where cameras are known: a feature is compared only with those near its epipolar line.
 
-Among all features of a photograph with little texture many look alike, and the ratio test leaves few. Near a line there
-are fewer rivals.
+Among all features of a photograph with little texture many look alike, and the ratio test leaves few. Near a line
+there are fewer rivals.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
 RATIO = 0.8
-"""Of the distances of the best and the second best feature near the line."""
+"""Largest ratio of the distances of the best and the second-best feature near the line."""
 MIN_SIMILARITY = 0.755
-"""Of unit descriptors, at a distance of 0.7: a feature may have no rival near the line and still be another one."""
+"""Least similarity of unit descriptors (a distance of 0.7): the only feature near the line may still be wrong."""
 
 
 def match_along_lines(
@@ -31,7 +31,7 @@ def match_along_lines(
     descriptors: Mapping[int, Float32[np.ndarray, "_ C"]],
     max_error_px: float,
 ) -> list[TwoView]:
-    """Pairs with the matches that their cameras allow besides those they have; pairs without descriptors stay.
+    """Pairs with further matches that their cameras allow; pairs without descriptors are unchanged.
 
     Descriptors are those of a frame's first keypoints. ``max_error_px`` at a long side of 1024.
     """
@@ -63,6 +63,6 @@ def _with_more(
 
 
 def _join(old: Int64[np.ndarray, "A 2"], new: Int64[np.ndarray, "B 2"]) -> Int64[np.ndarray, "M 2"]:
-    """Old matches, and those new ones whose features have none yet."""
+    """Old matches, and new ones of features without a match."""
     taken = np.isin(new[:, 0], old[:, 0]) | np.isin(new[:, 1], old[:, 1])
     return np.concatenate([old, new[~taken]])

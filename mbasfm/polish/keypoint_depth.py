@@ -1,4 +1,4 @@
-"""What corrected depth says at keypoints."""
+"""Corrected depth at keypoints."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from mbasfm.types.pairs import Keypoints
 
 
 def inverse_depths(keypoints: Sequence[Keypoints], cameras: Cameras) -> list[Float64[np.ndarray, " _"]]:
-    """What corrected depth says at the keypoints of every frame; NaN where it says nothing or nothing possible."""
+    """Inverse of the corrected depth at the keypoints of every frame; NaN where it is unknown or not positive."""
     rows = zip(keypoints, *(column.tolist() for column in (cameras.depth_scale, cameras.depth_shift)), strict=True)
     corrected = [scale * points.raw_depth.astype(np.float64) + shift for points, scale, shift in rows]
     possible = [np.where(values > 0, values, np.nan) for values in corrected]
@@ -19,6 +19,6 @@ def inverse_depths(keypoints: Sequence[Keypoints], cameras: Cameras) -> list[Flo
 
 
 def gather(values: Sequence[np.ndarray], frame: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Values of some keypoints, given by frame and number in it."""
+    """Values of some keypoints, given by frame and index in it."""
     offset = np.cumsum([0, *(len(rows) for rows in values)])
     return np.concatenate(values)[offset[frame] + index]

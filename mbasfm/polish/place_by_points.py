@@ -1,7 +1,7 @@
-"""A second chance for frames that no single pair could place: all their matches to placed frames at once.
+"""Second attempt to place frames that no single pair could place, by all their matches to placed frames at once.
 
 Matches with frames whose keypoints have 3D points give 2D-3D pairs; a pose that many of them agree with, far more than
-chance would, is taken. The matches that agree become verified pairs, so that polish sees the frame like any other.
+chance would, is accepted. Matches that agree become verified pairs, so that polish sees the frame like any other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from mbasfm.types.pairs import Keypoints, TwoView
 
 MIN_INLIERS = 8
 MAX_ERROR_PX = 6.0
-"""Of a 3D point in the new frame [px at a long side of 1024]."""
+"""Largest error of a 3D point in the new frame [px at a long side of 1024]."""
 
 
 @dataclass(frozen=True)
 class RegisteredFrame:
-    """A frame that was registered by its matches with points."""
+    """A frame that was registered by its matches with 3D points."""
 
     frame: int
     cam_from_world: Float64[np.ndarray, "3 4"]
@@ -38,7 +38,7 @@ def place_by_points(
     keypoints: Sequence[Keypoints],
     lenses: Sequence[Lens],
 ) -> RegisteredFrame | None:
-    """Pose of a frame from its matches (own keypoint, other's keypoint) with frames of the model, if there is one."""
+    """Pose of a frame from its matches (own keypoint, other's keypoint) with frames of the model; None if not found."""
     seen = _sightings(model, matches, keypoints[frame])
     if len(seen) < MIN_INLIERS:
         return None
@@ -62,7 +62,7 @@ def place_by_points(
 def _sightings(
     model: pycolmap.Reconstruction, matches: Mapping[int, Int64[np.ndarray, "_ 2"]], keypoints: Keypoints
 ) -> Sightings:
-    """All matches of a frame that lead to a 3D point."""
+    """All matches of a frame with a keypoint that has a 3D point."""
     rows: list[tuple[int, int, int]] = []
     points: list[np.ndarray] = []
     for neighbour, pairs in matches.items():
@@ -86,7 +86,7 @@ def _view(
     keypoints: Sequence[Keypoints],
     lenses: Sequence[Lens],
 ) -> TwoView:
-    """The pair as if two-view geometry had found it."""
+    """Verified pair, as two-view geometry would return it."""
     in_order = ends[0] < ends[1]
     i, j = ends if in_order else ends[::-1]
     matches = np.ascontiguousarray(pairs if in_order else pairs[:, ::-1])

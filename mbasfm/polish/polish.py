@@ -1,6 +1,6 @@
-"""Classical bundle adjustment from our cameras: tracks, triangulation, pycolmap, outliers out, again.
+"""Classical bundle adjustment from our cameras: tracks, triangulation, pycolmap, outlier removal, repeated.
 
-The matches of some tracks are held out. Polish is only believed where it does not make their epipolar distances worse.
+The matches of some tracks are held out. Polish is accepted only if it does not worsen their epipolar distances.
 """
 
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ from mbasfm.types.outcome import NotPolished, Reason
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MAX_PASSES, FAR_DEG = 2, 0.2
-"""If cameras turned by more, tracks are triangulated afresh: the old ones were chosen by worse cameras."""
+"""Number of passes, and the turn of cameras beyond which tracks, chosen by worse cameras, are triangulated again."""
 MIN_POINTS = 30
 MIN_LEFT = 0.5
-"""Share of the points that must survive: otherwise cameras moved to please a few."""
+"""Least share of the points that must survive: with fewer, cameras have moved to fit a few."""
 WORSE = 1.15
-"""Held-out matches may get worse by this factor before polish is refused: adjustment has seen them, polish has not."""
+"""Factor by which held-out matches may get worse: adjustment has seen them, polish has not."""
 
 
 @dataclass(frozen=True)
 class Polished:
-    """What polish made of one component."""
+    """Result of polishing one component."""
 
     model: pycolmap.Reconstruction
     cameras: Cameras
@@ -42,20 +42,20 @@ class Polished:
 
     @property
     def used(self) -> bool:
-        """Whether the cameras are those of polish."""
+        """Whether the cameras are the polished ones."""
         return self.reason is None
 
 
 @dataclass(frozen=True)
 class PolishSettings:
-    """How to polish."""
+    """Settings of polish."""
 
     freedom: Freedom
     tracks_per_frame: int = 1000
-    """Bundle adjustment uses this many tracks of every frame, the longest."""
+    """Number of tracks per frame, the longest, that bundle adjustment uses."""
     seed: int = 0
     priors: PosePriors | None = None
-    """In the world of the cameras. Positions count; rotations have counted in adjustment."""
+    """Priors in the world of the cameras. Only positions are used; adjustment has taken care of rotations."""
 
 
 def triangulate(
@@ -65,7 +65,7 @@ def triangulate(
     views: Sequence[TwoView],
     keypoints: Sequence[Keypoints],
 ) -> pycolmap.Reconstruction:
-    """A model with all tracks that fit the cameras as they are."""
+    """A model with all tracks that fit the present cameras."""
     mine = _inside(views, frames)
     mapper = Mapper(build_model(names, frames, cameras, keypoints, HELD), mine, [view.matches for view in mine])
     mapper.triangulate()
@@ -82,7 +82,7 @@ def polish(
     keypoints: Sequence[Keypoints],
     settings: PolishSettings,
 ) -> Polished:
-    """Refine one component's cameras, or leave them and say why; the model has all tracks in either case."""
+    """Refined cameras of one component, or the same with a reason; the model has all tracks in either case."""
     mine = _inside(views, frames)
     split = split_matches(mine, keypoints, settings.tracks_per_frame, settings.seed)
     before = held_out_error_px(cameras, mine, keypoints, split.held)
@@ -128,5 +128,5 @@ def _inside(views: Sequence[TwoView], frames: Sequence[int]) -> list[TwoView]:
 
 
 def _px(cameras: Cameras, frames: Sequence[int]) -> float:
-    """One pixel at a long side of 1024, in pixels of the largest photograph."""
+    """Size of one pixel at a long side of 1024, in pixels of the largest photograph."""
     return float(cameras.intrinsics.sizes[list(frames)].max()) / REFERENCE_LONG_SIDE

@@ -1,9 +1,9 @@
-"""Matches that agree with the cameras but not with depth.
+"""Removal of matches that agree with the cameras but not with depth.
 
 Where a pattern repeats, such as the windows of a wall, a match with the neighbouring repetition lies on the epipolar
 line as the right one does and triangulates to a clean point at a wrong distance. Whole rows of them agree with each
 other and bend the cameras. Depth tells them apart, even rough depth: it is off by percents, they by a factor. Where
-depth itself is off by a factor, as networks are in the background, all matches around say so together and are believed.
+depth itself is off by a factor, as networks are in the background, all matches around contradict it alike and are kept.
 """
 
 from collections.abc import Sequence
@@ -24,15 +24,15 @@ from mbasfm.types.pairs import Keypoints, TwoView
 
 MAX_SIGMAS = 4.0
 MATCH_PX = 1.0
-"""Error of a match along its line [px at a long side of 1024]: where parallax is small, triangulation knows little."""
+"""Error of a match along its line [px at a long side of 1024], which limits triangulation at small parallax."""
 MIN_CONSENSUS = 5
-"""So many matches in one cell of an image may speak against its depth map."""
+"""Number of matches in one cell of an image that can overrule its depth map."""
 FARTHEST = 1e-3
-"""Of what depth says, as inverse depth: beyond is as far as behind."""
+"""Least ratio of triangulated to expected inverse depth; points behind the camera count as this far."""
 
 
 def drop_contradictions(views: Sequence[TwoView], cameras: Cameras, keypoints: Sequence[Keypoints]) -> list[TwoView]:
-    """Leave out matches whose triangulated depth is far from what depth says in one of their two frames.
+    """Pairs without the matches whose triangulated depth is far from the depth map of one of their frames.
 
     Far is measured by the frame's own spread, so that bad depth, or none, leaves everything as it is. A pair that would
     keep too few matches keeps them all: then it is not a few of its matches that are wrong.
@@ -56,7 +56,7 @@ def drop_contradictions(views: Sequence[TwoView], cameras: Cameras, keypoints: S
 def _agrees(
     ends: Int64[np.ndarray, "M 2"], matches: Int64[np.ndarray, "M 2"], cameras: Cameras, keypoints: Sequence[Keypoints]
 ) -> Bool[np.ndarray, " M"]:
-    """Whether triangulation agrees with the depth of the first end; so do matches about which depth says nothing."""
+    """Whether triangulation agrees with the depth of the first end; True where depth is unknown."""
     source, target = torch.from_numpy(ends).T
     pixels = [gather([points.pixels for points in keypoints], *pair) for pair in zip(ends.T, matches.T, strict=True)]
     rays = [
@@ -79,7 +79,7 @@ def _agrees(
 def _is_far(
     error: Float64[np.ndarray, " M"], frame: Int64[np.ndarray, " M"], floor: Float64[np.ndarray, " M"]
 ) -> Bool[np.ndarray, " M"]:
-    """Whether an error is beyond what its frame's others, and its own parallax, make likely."""
+    """Whether an error is larger than the others of its frame, and its own parallax, make likely."""
     spread = MAD_TO_SIGMA * _medians(np.abs(error), frame, 1)
     return np.abs(error) > MAX_SIGMAS * np.hypot(spread, floor)
 

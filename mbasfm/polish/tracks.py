@@ -1,4 +1,4 @@
-"""Tracks: which matches bundle adjustment gets, which are kept to check it, and what these say about cameras."""
+"""Tracks: the matches for bundle adjustment, those held out to check it, and the error of cameras on these."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ MIN_HELD_OUT = 30
 
 @dataclass(frozen=True)
 class Split:
-    """For every pair, which of its matches bundle adjustment gets and which are kept to check it."""
+    """For every pair, which of its matches bundle adjustment uses and which are held out to check it."""
 
     used: list[Bool[np.ndarray, " _"]]
     held: list[Bool[np.ndarray, " _"]]
 
 
 def split_matches(views: Sequence[TwoView], keypoints: Sequence[Keypoints], tracks_per_frame: int, seed: int) -> Split:
-    """Hold out a seeded share of all tracks, if these are many; of the rest use each frame's longest tracks.
+    """Split with a seeded share of all tracks held out, if there are many; of the rest each frame's longest are used.
 
     A track is all keypoints that matches connect. Beyond some hundreds per frame further tracks cost time but hardly
-    add precision. What connects two places of one photograph is no track: wrong matches join thousands of keypoints,
+    add precision. A component with two places in one photograph is no track: wrong matches join thousands of keypoints,
     and one match more or less would decide about all of them at once. It is never held out.
     """
     frame, track, size = connect(views, keypoints)
@@ -48,7 +48,7 @@ def split_matches(views: Sequence[TwoView], keypoints: Sequence[Keypoints], trac
 def connect(
     views: Sequence[TwoView], keypoints: Sequence[Keypoints]
 ) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"], Int64[np.ndarray, " T"]]:
-    """Frame and track of every keypoint, frame after frame, and how many keypoints each track has."""
+    """Frame and track of every keypoint, frame after frame, and the number of keypoints of each track."""
     num_keypoints = [len(points.pixels) for points in keypoints]
     offset = _offsets(keypoints)
     ends = _first_ends(views, keypoints), np.concatenate([offset[view.j] + view.matches[:, 1] for view in views])
@@ -59,7 +59,7 @@ def connect(
 
 
 def _first_ends(views: Sequence[TwoView], keypoints: Sequence[Keypoints]) -> Int64[np.ndarray, " M"]:
-    """The first keypoint of every match, as its number among all."""
+    """Index of the first keypoint of every match among all keypoints."""
     offset = _offsets(keypoints)
     return np.concatenate([offset[view.i] + view.matches[:, 0] for view in views])
 
@@ -79,7 +79,7 @@ def is_doubled(frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"])
 def _lots_of_tracks(
     frame: Int64[np.ndarray, " K"], keypoints: Sequence[Keypoints], track: Integer[np.ndarray, " K"], seed: int
 ) -> tuple[Float64[np.ndarray, " T"], Float64[np.ndarray, " T"]]:
-    """Two random numbers of every track, known by where its first photograph sees it."""
+    """Two random numbers for every track, determined by its position in its first photograph."""
     first = np.unique(track, return_index=True)[1]
     where = places(np.concatenate([points.pixels for points in keypoints])[first])
     return lots(seed, 0, frame[first], where), lots(seed, 1, frame[first], where)
@@ -88,7 +88,7 @@ def _lots_of_tracks(
 def longest_tracks(
     frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"], priority: Float64[np.ndarray, " T"], count: int
 ) -> Bool[np.ndarray, " T"]:
-    """Tracks that are among the first ``count``, by priority, of at least one frame they touch."""
+    """Tracks that are among the first ``count``, by priority, of at least one of their frames."""
     order = np.lexsort((-priority[track], frame))
     begin = np.searchsorted(frame[order], np.arange(frame.max(initial=0) + 1))
     rank = np.arange(len(order)) - begin[frame[order]]
@@ -103,7 +103,7 @@ def held_out_error_px(
     keypoints: Sequence[Keypoints],
     held: Sequence[Bool[np.ndarray, " _"]],
 ) -> float:
-    """Median distance of held-out matches to their epipolar lines, at a long side of 1024: mismatches must not vote."""
+    """Median distance of held-out matches to their epipolar lines, at a long side of 1024; robust to mismatches."""
     distances = []
     for view, chosen in zip(views, held, strict=True):
         if not chosen.any():

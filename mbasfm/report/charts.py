@@ -1,4 +1,4 @@
-"""Line and bar charts as SVG text; colours are classes that the page's style sheet knows."""
+"""Line and bar charts as SVG text; colours are classes of the page's style sheet."""
 
 import math
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ class Line:
 
     label: str
     style: str
-    """Classes of the style sheet."""
+    """Class names of the style sheet."""
     points: tuple[tuple[float, float], ...]
     marked: tuple[bool, ...] = ()
-    """Which points carry a ring; none if empty."""
+    """Which points are drawn with a ring; none if empty."""
     dots: bool = False
-    """Points instead of a line between them."""
+    """Whether to draw points instead of a line between them."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Axis:
     label: str = ""
 
     def share(self, value: float) -> float:
-        """Position between the ends, 0 to 1."""
+        """Position of a value between the ends, 0 to 1."""
         return min(max((value - self.low) / max(self.high - self.low, 1e-30), 0.0), 1.0)
 
 
 def line_chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, outliers_from: float | None = None) -> str:
-    """Curves over a grid; what lies right of ``outliers_from`` is shaded."""
+    """SVG of curves over a grid, shaded to the right of ``outliers_from``."""
     parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     parts.append(f"<title>{escape(title)}</title>")
     if outliers_from is not None:
@@ -108,7 +108,7 @@ def decade_axis(values: Sequence[float], label: str = "") -> Axis:
 
 
 def bar_chart(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """Horizontal bars: name, length, and what stands beside it."""
+    """SVG of horizontal bars, given by name, length, and the text beside each."""
     height = BAR_HEIGHT * len(rows) + 4
     longest = max((value for _, value, _ in rows), default=1.0) or 1.0
     room = WIDTH - BAR_LABEL - BAR_VALUE

@@ -1,4 +1,4 @@
-"""The page of a report: plain data to one HTML file that loads nothing from anywhere.
+"""The page of a report: plain data to one self-contained HTML file.
 
 Every text passes through ``escape``; the script puts names into the page as text only.
 """
@@ -30,7 +30,7 @@ HIDDEN_FACTS = ("name", "seconds", "peak_memory_mb", "components")
 
 
 def render_page(data: Data) -> str:
-    """The whole file as text."""
+    """Text of the whole HTML file."""
     verdict = data["verdict"]
     return Template(read_template("report.html")).substitute(
         title=escape(data["title"]),
@@ -54,13 +54,13 @@ def render_page(data: Data) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot close the script element that holds it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def read_template(name: str) -> str:
-    """A file of the package's templates."""
+    """Text of a file among the package's templates."""
     return files("mbasfm").joinpath("report", "templates", name).read_text(encoding="utf-8")
 
 
@@ -91,7 +91,7 @@ def _component_options(scene: Sequence[Data]) -> str:
 
 
 def _residuals(residuals: Data) -> str:
-    """F and p of every stage over the residual, bins being equally wide on the axis."""
+    """Charts of F and p of every stage over the residual, with equally wide bins on the axis."""
     curves = residuals["curves"]
     if not curves:
         return '<p class="empty">Nothing was adjusted, so there are no residuals.</p>'
@@ -130,7 +130,7 @@ def _style(item: Data) -> str:
 
 
 def _steps(steps: Data) -> str:
-    """Loss, score and damping of each step; refused ones carry a ring."""
+    """Charts of loss, score and damping of each step; refused ones have a ring."""
     if not steps["number"]:
         return '<p class="empty">No step was taken.</p>'
     x = round_axis([float(number) for number in steps["number"]], "step of the solver")
@@ -155,7 +155,7 @@ def _steps(steps: Data) -> str:
 
 
 def _card(row: Data) -> str:
-    """One photograph of the contact sheet."""
+    """Entry of one photograph in the contact sheet."""
     name, placed = escape(row["name"]), row["component"] >= 0
     pictures = "".join(
         f'<img src="data:image/jpeg;base64,{escape(picture)}" alt="{what} {name}">' if picture else ""

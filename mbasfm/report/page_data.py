@@ -1,4 +1,4 @@
-"""SCENE/report.html from a scene's folder alone: reads report.json, the models and the photographs."""
+"""SCENE/report.html, made from a scene's folder alone: report.json, the models and the photographs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -24,15 +24,15 @@ from mbasfm.sfm.residual_curves import HISTOGRAM
 from mbasfm.types.outcome import Residuals, RunReport
 
 MAX_POINTS = 20_000
-"""In the page, over all components."""
+"""Largest number of points in the page, over all components."""
 MAX_THUMBNAILS = 2000
 THUMBNAIL_SIDES_PX = ((60, 240), (300, 160), (MAX_THUMBNAILS, 112))
-"""Up to so many photographs, thumbnails have this long side."""
+"""Long side of thumbnails for each largest number of photographs."""
 RESIDUAL_TICKS_PX = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 UNITS = 1000
-"""The page's whole numbers per radius of the scene."""
+"""Steps per radius of the scene in the page, which holds whole numbers."""
 OUTSIDE = 1.6
-"""Points further from the middle are left out [radii]."""
+"""Distance from the middle beyond which points are left out [radii]."""
 
 
 def write_report(folder: Path | str) -> Path:
@@ -66,7 +66,7 @@ def page_data(folder: Path, report: RunReport) -> dict[str, Any]:
 
 
 def image_rows(report: RunReport, pictures: Sequence[str | None]) -> list[dict[str, Any]]:
-    """What there is to say of every photograph."""
+    """Values that the page shows for every photograph."""
     links = link_counts(report)
     return [
         {
@@ -95,7 +95,7 @@ def _length(values: Sequence[float | None]) -> float | None:
 
 
 def thumbnails(folder: Path, source: Path, names: Sequence[str]) -> list[str | None]:
-    """Small JPEG files as base64, from where the photographs were found or from SCENE/images; None if in neither."""
+    """Thumbnails as base64 JPEG, from where the photographs were found or from SCENE/images; None if in neither."""
     side = next((side for count, side in THUMBNAIL_SIDES_PX if len(names) <= count), None)
     if side is None:
         return [None] * len(names)
@@ -136,7 +136,7 @@ def residual_curves(record: Residuals) -> dict[str, Any]:
 
 
 def _share_of(model: pycolmap.Reconstruction, models: Sequence[pycolmap.Reconstruction]) -> int:
-    """How many points of a component the page may hold."""
+    """Largest number of points of a component in the page."""
     total = sum(item.num_points3D() for item in models)
     return min(model.num_points3D(), MAX_POINTS * model.num_points3D() // max(total, 1))
 
@@ -144,7 +144,7 @@ def _share_of(model: pycolmap.Reconstruction, models: Sequence[pycolmap.Reconstr
 def component_view(model: pycolmap.Reconstruction, num_points: int) -> dict[str, Any]:
     """Cameras and points of one component, upright and of radius 1, in whole thousandths.
 
-    x points right, y up and z back, for somebody who looks as the cameras do on average.
+    x points right, y up and z back, as seen by a viewer who looks in the cameras' mean direction.
     """
     ids = sorted(model.points3D)
     chosen = np.linspace(0, max(len(ids) - 1, 0), num_points).round().astype(np.int64)

@@ -1,4 +1,4 @@
-"""Small pictures for reports: depth in colours, and JPEG text that a page can hold."""
+"""Small pictures for reports: depth in colours, matches, and JPEG text that a page can hold."""
 
 import base64
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ DEPTH_COLORS = (
     (44, 17, 95),
     (0, 0, 4),
 )
-"""From near to far, of even steps in lightness."""
+"""Colours from near to far, in even steps of lightness."""
 OUTLIER_COLOR = (255, 60, 60)
 MAX_LINES = 400
-"""Of matches in a picture; more would cover it."""
+"""Largest number of matches drawn in a picture; more would cover it."""
 
 
 def depth_picture(depth: Float[Tensor, "H W"]) -> np.ndarray:
-    """Logarithm of the depth, spread over [0, 1] within the frame; what is infinitely far is 1."""
+    """Logarithm of the depth, scaled to [0, 1] within the frame; 1 where it is infinite."""
     log_depth = depth.double().log()
     finite = log_depth[log_depth.isfinite()]
     if len(finite) == 0:
@@ -56,7 +56,7 @@ def match_picture(
     pixels: Sequence[Float64[np.ndarray, "M 2"]],
     inliers: Bool[np.ndarray, " M"],
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Two images side by side: inliers as lines whose colour tells where they start, other matches as dots."""
+    """Two images side by side: inliers as lines whose colour shows where they start, other matches as dots."""
     height = max(image.shape[0] for image in images)
     padded = [np.pad(image, ((0, height - image.shape[0]), (0, 0), (0, 0))) for image in images]
     canvas = Image.fromarray(np.concatenate(padded, 1) // 2 + 64)

@@ -1,4 +1,4 @@
-"""The report of a run, for those who look at it later: residuals, steps, pairs, cameras, depth."""
+"""The report of a run: residuals, steps, pairs, cameras, depth."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -23,7 +23,7 @@ from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate
 
 MAX_PAIRS = 20_000
-"""Of many more pairs those with most matches are recorded."""
+"""Largest number of recorded pairs, those with most matches."""
 MAX_STEPS = 400
 DEPTH_LONG_SIDE_PX = 96
 
@@ -31,7 +31,7 @@ DEPTH_LONG_SIDE_PX = 96
 def record(
     run: Run, result: Reconstruction, written: Written, stages: Sequence[dict[str, Any]], notes: Sequence[str]
 ) -> RunReport:
-    """The whole report of a run at its end; all is bounded in size, but for one line or two per photograph."""
+    """Report of a finished run, bounded in size except for one or two lines per photograph."""
     return replace(
         with_written(result.report, written),
         source=str(run.source.resolve()),
@@ -50,7 +50,7 @@ def record(
 
 
 def _depth_picture(depth: DepthEstimate) -> str | None:
-    """None where depth is the same everywhere: there is nothing to see."""
+    """Picture of a depth map; None if depth is the same everywhere."""
     return jpeg_text(color_depth(depth, DEPTH_LONG_SIDE_PX)) if says_something(depth.values) else None
 
 
@@ -59,7 +59,7 @@ def _depth_picture(depth: DepthEstimate) -> str | None:
 
 
 def step_columns(steps: Sequence[tuple[str, Step]]) -> StepColumns:
-    """The history of the adjustment by columns; long ones are thinned out evenly."""
+    """History of the adjustment by columns; a long one is thinned evenly."""
     chosen = np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).round().astype(np.int64).tolist()
     rows = [steps[number] for number in chosen]
     return StepColumns(
@@ -73,7 +73,7 @@ def step_columns(steps: Sequence[tuple[str, Step]]) -> StepColumns:
 
 
 def pair_columns(observations: Observations, verified: Sequence[TwoView], result: Reconstruction) -> PairColumns:
-    """Matches, verified inliers and whether the pair is an edge of the final graph (0 or 1), by columns."""
+    """Pairs by columns: matches, verified inliers, and whether the pair is an edge of the final graph (0 or 1)."""
     matches = {
         (i, j): len(m) for (i, j), m in zip(observations.pairs.tolist(), observations.matches, strict=True) if len(m)
     }
@@ -91,7 +91,7 @@ def pair_columns(observations: Observations, verified: Sequence[TwoView], result
 
 
 def camera_rows(observations: Observations, start: StartIntrinsics, cameras: Cameras) -> tuple[CameraRow, ...]:
-    """Size and focal length of each camera, and where its focal length came from."""
+    """Size and focal length of each camera, and where the focal length comes from."""
     rows = []
     group = start.intrinsics.group
     for number in torch.unique(group).tolist():

@@ -1,4 +1,4 @@
-"""A report in plain words: what came out, how sure it is, what went well or badly, and what to try next."""
+"""A report in plain words: what came out, how reliable it is, what went well or badly, and what to try next."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ from mbasfm.types.outcome import ALL_PAIRS, FocalSource, ImageRow, NoPose, NotPo
 Tone = Literal["good", "fair", "bad"]
 SHOWN_NAMES = 5
 SURE_SHARE, UNSURE_SHARE = 0.8, 0.5
-"""Of the matches of a photograph that agree with its pose."""
+"""Shares of a photograph's matches that agree with its pose: above the first it is sure, below the second unsure."""
 SHARP_PX = 1.5
-"""Reprojection error of a model that nobody has to worry about [px]."""
+"""Reprojection error below which a model is sharp [px]."""
 WEAK_DEPTH = 0.25
-"""Relative depth error from which on depth hardly helps."""
+"""Relative depth error above which depth hardly helps."""
 FEW_INLIERS, FEW_POINTS = 60, 50
 SHORT_TRACK = 2.5
 LACKS_MATCHES = (NoPose.NO_PAIR, NoPose.FEW_MATCHES_AGREE)
-"""Kinds that more matches may help."""
+"""Reasons for which more matches may help."""
 MORE_MATCHES = "More matches help: more overlap, sharper photographs, another matcher."
 POLISH_ADVICE = {NotPolished.SWITCHED_OFF: "Leave out --no-polish.", NotPolished.HELD: ""}
-"""Where it is not that of more matches."""
+"""Advice for reasons other than a lack of matches."""
 USUAL_FOCAL = (0.6, 2.2)
-"""Over the long side of the image: from wide angles of phones to short telephoto lenses."""
+"""Usual focal lengths over the long side of the image: from phones' wide angles to short telephoto lenses."""
 
 
 @dataclass(frozen=True)
 class Remark:
-    """One thing to know, and what can be done about it."""
+    """A remark on the result, and what can be done about it."""
 
     tone: Tone
     text: str
@@ -42,7 +42,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the page begins with."""
+    """Verdict at the top of the page."""
 
     tone: Tone
     headline: str
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def judge(report: RunReport) -> Verdict:
-    """Read a report as somebody would who knows the program."""
+    """Verdict on a run, as someone who knows the program would read its report."""
     rules = (
         _missing,
         _hopeless,
@@ -74,7 +74,7 @@ def judge(report: RunReport) -> Verdict:
 
 
 def link_counts(report: RunReport) -> Int64[np.ndarray, " N"]:
-    """Number of edges of the graph at every photograph."""
+    """Number of edges of the graph at each photograph."""
     count = np.zeros(len(report.images), dtype=np.int64)
     for i, j, used in zip(report.pairs.i, report.pairs.j, report.pairs.used, strict=True):
         count[[i, j]] += used
@@ -92,10 +92,10 @@ def _headline(report: RunReport) -> str:
 
 
 def _sureness(report: RunReport) -> tuple[Tone, str]:
-    """How far the poses may be trusted, from what the photographs themselves say."""
+    """Tone and sentence on how far the poses may be trusted, judging by the photographs themselves."""
     placed, components = report.registered, report.components
     if not placed:
-        return "bad", "There is no pose to be sure of."
+        return "bad", "There are no poses to judge."
     shares = _shares(placed)
     errors = [item.mean_error_px for item in components if item.points and item.mean_error_px is not None]
     share, error = _mean(shares), _mean(errors)
@@ -107,16 +107,16 @@ def _sureness(report: RunReport) -> tuple[Tone, str]:
     facts += [f"a typical camera direction is known to {np.median(turns):.2g}°"] if turns and any(turns) else []
     because = ": " + ", ".join(facts) if facts else ""
     if shares and share > SURE_SHARE and not has_parallax(placed):
-        return "fair", f"Camera directions are very likely right{because}; how far anything is away is not known."
+        return "fair", f"Camera directions are very likely right{because}; distances are unknown."
     if shares and share > SURE_SHARE and sharp:
         return ("good" if all_there and len(components) == 1 else "fair"), f"The poses are very likely right{because}."
     if shares and share > UNSURE_SHARE and not _is_thin(report):
         return "fair", f"The poses are probably right{because}."
-    return "bad", f"The poses should not be trusted without a look{because}."
+    return "bad", f"The poses should not be trusted without a check{because}."
 
 
 def _is_thin(report: RunReport) -> bool:
-    """Too few points to believe in, however well they fit."""
+    """Whether there are too few points to trust, however well they fit."""
     return max((item.points for item in report.components), default=0) < FEW_POINTS
 
 
@@ -125,7 +125,7 @@ def _is_thin(report: RunReport) -> bool:
 
 
 def _missing(report: RunReport) -> Iterator[Remark]:
-    told: dict[str, list[ImageRow]] = {}  # by sentence: numbers that differ unseen are one reason
+    told: dict[str, list[ImageRow]] = {}  # by sentence: reasons that read the same are one
     for row in report.images:
         if not row.registered:
             told.setdefault(str(row.reason), []).append(row)
@@ -136,7 +136,7 @@ def _missing(report: RunReport) -> Iterator[Remark]:
 
 
 def _hopeless(report: RunReport) -> Iterator[Remark]:
-    """Where nothing at all was placed: how near it came."""
+    """Remark on how close a run without any placed photograph came."""
     if report.registered:
         return
     matches, inliers = report.pairs.matches, report.pairs.inliers
@@ -252,14 +252,14 @@ def _matches(report: RunReport) -> Iterator[Remark]:
 
 
 def _loose(report: RunReport) -> Iterator[Remark]:
-    """Photographs that hang on a single pair: nothing checks that pair."""
+    """Photographs held by a single pair, which nothing else confirms."""
     if len(report.registered) <= 2:
         return
     names = [row.name for row, links in zip(report.images, link_counts(report), strict=True) if links == 1]
     if names:
         yield Remark(
             "fair",
-            f"Only one pair each holds {_list(names)}: nothing else confirms their poses.",
+            f"Held by only one pair each: {_list(names)}. Nothing else confirms their poses.",
             "One more photograph nearby would.",
         )
 
@@ -294,7 +294,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _percent(share: float) -> str:
-    """Rounded down: only all is 100 %."""
+    """Share in percent, rounded down so that only a full share is 100 %."""
     return f"{np.floor(1000 * share) / 10:g} %"
 
 

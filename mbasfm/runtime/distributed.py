@@ -32,7 +32,7 @@ DYING_SECONDS = 2.0
 LEAVING_SECONDS = 10.0
 """How long the first process waits for the others at the end."""
 _STORE: list[dist.Store] = []
-"""Where the processes meet; one, once they have."""
+"""Store where the processes meet; empty before they have met."""
 _MEMBERS: list[tuple[str, int]] = []
 """Host and process id by rank, so that a lost process can be named."""
 
@@ -69,7 +69,7 @@ def _new_name(store: dist.Store, number: int, count: int) -> str:
 
 
 def finish() -> None:
-    """Leave the other processes. The first leaves last, as the others meet at its address as long as they are there."""
+    """Leave the other processes. The first leaves last, as the others meet at its address."""
     if not _is_many():
         return
     (store,), others, deadline = _STORE, world_size() - 1, time.monotonic() + LEAVING_SECONDS
@@ -194,7 +194,7 @@ def from_main(compute: Callable[[], Item]) -> Item:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# Talking
+# Communication
 
 
 def _gather(tensor: Tensor) -> list[Tensor]:

@@ -33,7 +33,7 @@ class Progress:
 
     @contextmanager
     def active(self) -> Iterator["Progress"]:
-        """Listen to `stage`, `each` and `say` of this module."""
+        """Make this the progress that `stage`, `each` and `say` of this module reach."""
         token = _ACTIVE.set(self)
         try:
             yield self
@@ -112,7 +112,7 @@ def say(note: str) -> None:
 
 
 def peak_memory_mb() -> float:
-    """Peak memory of this process [MB]; NaN where the system does not tell."""
+    """Peak memory of this process [MB]; NaN where the system does not report it."""
     try:
         # Unlike getrusage, which begins with the memory of the process that started this one.
         status = Path("/proc/self/status").read_text()
@@ -128,7 +128,7 @@ def peak_memory_mb() -> float:
 
 
 def present_memory_mb() -> float:
-    """Present memory of this process [MB]; its peak where the system does not tell."""
+    """Present memory of this process [MB]; its peak where the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -1,6 +1,6 @@
-"""How many cores a computation takes.
+"""Number of cores that a computation uses.
 
-Threads that wait for each other at every step crawl as soon as something else runs on the machine, and gain nothing
+Threads that wait for each other at every step crawl when anything else runs on the machine, and gain nothing
 where a step takes less than a millisecond. So pipelines compute on one core, except for networks and large problems.
 """
 
@@ -15,7 +15,7 @@ from mbasfm.runtime.distributed import own_cores
 
 @contextmanager
 def cores(count: int | None) -> Iterator[None]:
-    """Let torch compute on ``count`` cores (None: all of this process), and on as many as before afterwards."""
+    """Let torch compute on ``count`` cores (None: all of this process) inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(own_cores() if count is None else count)
     try:
@@ -25,6 +25,6 @@ def cores(count: int | None) -> Iterator[None]:
 
 
 one_core = partial(cores, 1)
-"""For small problems, and for many at once; ``@one_core()`` decorates a function."""
+"""Context for small problems, and for many at once; ``@one_core()`` decorates a function."""
 all_cores = partial(cores, None)
-"""For networks and large problems."""
+"""Context for networks and large problems."""

@@ -30,7 +30,7 @@ class DepthFit:
         value = self.scale * raw.astype(np.float64) + self.shift
         known = (raw > 0) & (value > 0)
         if self.is_disparity:
-            known &= np.isfinite(value)  # endless depth is the sky, endless disparity is nothing
+            known &= np.isfinite(value)  # infinite depth is sky, infinite disparity is invalid
         value = np.where(known, value, np.nan)
         return (1 / value if self.is_disparity else value).astype(np.float32)
 

@@ -54,7 +54,7 @@ def thinned(depth: Float32[np.ndarray, "h w"], count: int) -> Float32[np.ndarray
 
 
 def depth_unit(depths: Sequence[Float32[np.ndarray, "..."]]) -> float:
-    """World units per step of a 16-bit image: a thousandth where that suits, else another power of ten.
+    """World units per step of a 16-bit image: a thousandth where suitable, else another power of ten.
 
     The median of all depths decides: maps of disparity end far beyond what can be seen.
     """

@@ -19,7 +19,7 @@ FRUSTUM_SHARE = 0.04
 FRUSTUM_COLOR = (255, 96, 0)
 CORNERS = np.array([[0, 0], [1, 0], [1, 1], [0, 1]])
 FRUSTUM_LINES = ((0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (2, 3), (3, 4), (4, 1))
-"""From the centre (0) to the corners of the image, and around them."""
+"""Lines from the centre (0) to the corners of the image, and around them."""
 UPRIGHT = [1.0, 0.0, 0.0, 0.0]
 """Half a turn around x: glTF's y points up, that of photographs down."""
 

@@ -15,11 +15,11 @@ class Companions:
     """Files beside transforms.json, by paths relative to it."""
 
     images: Sequence[str]
-    """One per view."""
+    """Images, one per view."""
     depths: Sequence[str] = ()
-    """One per view, or none at all: nerfstudio wants all or nothing."""
+    """Depth images, one per view or none at all, as nerfstudio requires."""
     masks: Sequence[str] = ()
-    """One per view, or none at all."""
+    """Masks, one per view or none at all."""
     depth_unit: float | None = None
     """World units per step of the depth images."""
     cloud: str | None = None

@@ -28,7 +28,7 @@ def read_ply(path: Path) -> Cloud:
         raise InputError(f"{path}: not a point cloud of this program; make it again with mba export --format ply")
     vertices = np.frombuffer(body, VERTEX)
     if not np.isfinite(vertices["xyz"]).all():
-        raise InputError(f"{path}: has points that are not numbers; make it again with mba export --format ply")
+        raise InputError(f"{path}: has points that are not finite; make it again with mba export --format ply")
     return Cloud(vertices["xyz"].astype(np.float64), vertices["rgb"].copy())
 
 

@@ -10,7 +10,7 @@ from mbasfm.io.images import is_upright
 from mbasfm.types.photos import Photo
 
 BYTES_PER_PHOTO = 8_000_000
-"""Features, matches, depth and points of one photograph, roughly."""
+"""Approximate bytes of features, matches, depth and points of one photograph."""
 
 
 def refuse_overwriting(

@@ -31,7 +31,7 @@ class Reconstruction:
     models: tuple[pycolmap.Reconstruction, ...]
     """One COLMAP model per component, largest first; image ids are frame numbers plus one."""
     report: RunReport
-    """What became of photographs and components; at the end of a run, how it came to that too."""
+    """Outcome of photographs and components; at the end of a run, the course of it too."""
 
     def save_models(self, folder: Path) -> None:
         """Write sparse/0, sparse/1, ... without lens distortion, and those that had some as distorted/sparse/N too."""

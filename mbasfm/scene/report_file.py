@@ -38,7 +38,7 @@ Item = TypeVar("Item")
 NAME = "report.json"
 WHOLE_STAGES = ("name", "seconds", "peak_memory_mb")
 NUMBERS = ("inlier_share", "depth_error", "parallax_px", "depth_misfit")
-"""Of a photograph; left out where unknown."""
+"""Numbers of a photograph that are left out where unknown."""
 
 
 def write_report_json(report: RunReport, folder: Path) -> None:
@@ -59,7 +59,7 @@ def read_report(folder: Path) -> RunReport:
 
 @contextmanager
 def damaged_report_as_error(folder: Path) -> Iterator[None]:
-    """Use a report as if it were sound: whatever then goes wrong with its values means that it is not."""
+    """Raise InputError for any error that damaged values of a report cause."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -68,7 +68,7 @@ def damaged_report_as_error(folder: Path) -> Iterator[None]:
 
 
 def read_sources(folder: Path) -> dict[str, Path]:
-    """Where the photographs were, by name; nothing without a report. The rest of it may be damaged."""
+    """Original paths of the photographs by name; empty without a report, the rest of which may be damaged."""
     path = folder / NAME
     if not path.is_file():
         return {}
@@ -151,7 +151,7 @@ def _component_to_json(row: ComponentRow) -> Json:
 
 
 # ----------------------------------------------------------------------------------------------------------------
-# From JSON: whatever is no report raises one of the errors that mean damage
+# From JSON: anything but a report raises one of the errors that mean damage
 
 
 def report_from_json(content: Any) -> RunReport:
@@ -191,19 +191,19 @@ def _components_of(content: Json, stages: Sequence[StageRow]) -> Any:
 
 def _each(read: Callable[[Any], Item], content: Any) -> tuple[Item, ...]:
     if not isinstance(content, list):
-        raise TypeError(f"a list is expected instead of {type(content).__name__}")
+        raise TypeError(f"expected a list, got {type(content).__name__}")
     return tuple(read(item) for item in content)
 
 
 def _facts(content: Any) -> Mapping[str, Any]:
     if not isinstance(content, dict):
-        raise TypeError(f"names with values are expected instead of {type(content).__name__}")
+        raise TypeError(f"expected an object, got {type(content).__name__}")
     return content
 
 
 def _text(content: Any) -> str:
     if not isinstance(content, str):
-        raise TypeError(f"text is expected instead of {type(content).__name__}")
+        raise TypeError(f"expected text, got {type(content).__name__}")
     return content
 
 
@@ -225,7 +225,7 @@ def _reason(kinds: type[Kind], content: Json | None) -> Reason[Kind] | None:
 
 def _value(content: Any) -> str | int | float:
     if not isinstance(content, str | int | float):
-        raise TypeError(f"a number or a name is expected instead of {type(content).__name__}")
+        raise TypeError(f"expected a number or a name, got {type(content).__name__}")
     return content
 
 

@@ -36,7 +36,7 @@ class Written:
     outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Paths relative to the folder, by kind."""
     depth_misfit: Mapping[int, float] = field(default_factory=dict)
-    """Relative difference of written depth and the points, by frame."""
+    """Relative difference between written depth and the points, by frame."""
 
 
 NOTHING_WRITTEN = Written()
@@ -66,21 +66,21 @@ def write_scene(result: Reconstruction, observations: Observations, folder: Path
 
 
 def with_written(report: RunReport, written: Written) -> RunReport:
-    """The report with what was written."""
+    """Report completed with the written files."""
     misfit = {frame: finite(value) for frame, value in written.depth_misfit.items()}
     rows = tuple(replace(row, depth_misfit=misfit.get(frame)) for frame, row in enumerate(report.images))
     return replace(report, images=rows, outputs=written.outputs)
 
 
 def _remove_older(folder: Path, own: Collection[Path]) -> None:
-    """Remove only what an older report lists as written: anything else, or the user's own, is not ours."""
+    """Remove files that an older report lists as written; any others may be the user's own."""
     for path in read_outputs(folder):
         if folder.resolve() in path.resolve().parents and path.resolve() not in own:
             path.unlink(missing_ok=True)
 
 
 def _write_masks(scene: Scene, observations: Observations) -> list[Path]:
-    """Write masks for all photographs as soon as one has a mask: nerfstudio wants all or none."""
+    """Write masks for all photographs if any has a mask, as nerfstudio requires all or none."""
     if not any(observations.photos[view.number].mask is not None for view in scene.views):
         return []
     cameras, model = original_cameras(scene), read_model(scene.model)

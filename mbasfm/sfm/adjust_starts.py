@@ -1,4 +1,4 @@
-"""Marginalized bundle adjustment from one start after the other, remembered on disk."""
+"""Marginalized bundle adjustment from one start after the other, with checkpoints on disk."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from mbasfm.types.samples import SampleSource
 def adjuster(
     samples: SampleSource, stages: Sequence[Stage], fixed: Fixed, priors: PosePriors | None, folder: Path | None
 ) -> AdjustStart:
-    """A function that adjusts one start; in the folder is noted how far each has come."""
+    """A function that adjusts one start, with a checkpoint of each in the folder."""
 
     def adjust_start(number: int, cameras: Cameras) -> Adjustment:
         path = None if folder is None else folder / f"adjust-{number}.pt"

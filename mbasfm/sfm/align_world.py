@@ -1,4 +1,4 @@
-"""The world of the result: held level, in metres on the earth, or that of another model."""
+"""The world of the result: levelled, in metres on the earth, or that of another model."""
 
 import copy
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from mbasfm.sfm.user_files import World
 from mbasfm.types.outcome import ImageRow, Sigma
 
 AGREES = 0.5
-"""Weight from which on a camera counts as one that agrees."""
+"""Least weight of a camera that counts as agreeing."""
 
 
 def align_world(result: Reconstruction, world: World | None) -> Reconstruction:
-    """Move every component into the wanted world; one that shares too few cameras with it stays where it is."""
+    """Reconstruction in the wanted world; a component that shares too few cameras with it stays where it is."""
     if world is None:
         return result
     rows, facts_of = result.report.images, []
@@ -57,7 +57,7 @@ class _Fit:
 
 
 def _level(cam_from_world: Float[torch.Tensor, "M 3 4"]) -> _Fit:
-    """Turn the world so that z is up; origin and size stay."""
+    """Rotation of the world that makes z point up; origin and size stay."""
     up = find_up(cam_from_world[..., :3].mT)
     roll = torch.asin((cam_from_world[..., 0, :3] @ up).clamp(-1, 1)).abs().rad2deg()
     turn = Similarity.build(1.0, turn_to_z(up), torch.zeros(3, dtype=torch.float64))
@@ -104,7 +104,7 @@ def _facts(new_from_old: Similarity, weight: Float[torch.Tensor, " M"], pairs: P
 def _with_up(
     source: Float[torch.Tensor, "M 3"], target: Float[torch.Tensor, "M 3"], all_poses: Float[torch.Tensor, "P 3 4"]
 ) -> Pairs:
-    """Positions on a line do not tell how the world is turned about it: then up is up."""
+    """Pairs of positions, with the up direction added if they lie on a line, which leaves the turn about it open."""
     if not is_line(source):
         return Pairs(source, target)
     axes = torch.zeros(len(source), 3, 3, dtype=torch.float64)
@@ -115,7 +115,7 @@ def _with_up(
 
 
 def _with_scaled_spreads(rows: Sequence[ImageRow], component: int, scale: float) -> tuple[ImageRow, ...]:
-    """Rows in a world of another size: standard deviations of positions are lengths too."""
+    """Rows with standard deviations of positions scaled along with the world."""
 
     def scaled(sigma: Sigma) -> Sigma:
         return replace(sigma, translation=tuple(None if x is None else scale * x for x in sigma.translation))

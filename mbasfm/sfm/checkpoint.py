@@ -1,4 +1,4 @@
-"""Adjustment that goes on after a kill: how far it has come is in a small file, written by one process now and then."""
+"""Checkpoints of an adjustment, so that it continues after a kill: a small file that one process writes at times."""
 
 import hashlib
 import os
@@ -25,9 +25,9 @@ from mbasfm.types.cameras import Cameras, Intrinsics
 from mbasfm.types.samples import SampleSource
 
 FORMAT = 1
-"""To be raised when what a file holds, or what adjustment does with it, changes."""
+"""Version of the file; to be raised when its content, or what adjustment does with it, changes."""
 SECONDS_BETWEEN = 10.0
-"""So much work a kill may cost; a shorter adjustment leaves no file."""
+"""Seconds of work that a kill may cost; a shorter adjustment leaves no file."""
 CONTENT: list[Any] = [
     Checkpoint,
     Descent,
@@ -38,7 +38,7 @@ CONTENT: list[Any] = [
     PriorTerm,
     PosePriors,
 ]
-"""All that a file may hold besides tensors, plain values and statistics of residuals; nothing else is loaded."""
+"""All classes that a file may hold besides tensors, plain values and statistics of residuals; no others are loaded."""
 torch.serialization.add_safe_globals(CONTENT)
 
 
@@ -46,7 +46,7 @@ class FileJournal:
     """Checkpoint of one adjustment in one file; without a path nothing is kept."""
 
     def __init__(self, path: Path | None, cameras: Cameras, samples: SampleSource, *others: object):
-        """What adjustment starts from is all that its progress depends on; progress from elsewhere is of no use."""
+        """``cameras``, ``samples`` and ``others``: all that adjustment depends on; other checkpoints are ignored."""
         self._path, self._given = path, (cameras, samples, *others)
         self._digest = ""
         self._last_time = time.monotonic()
@@ -56,7 +56,7 @@ class FileJournal:
         return from_main(self._read)
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Write, if it is time to."""
+        """Write the checkpoint if the last one is old enough."""
         if self._path is None or not is_main() or time.monotonic() - self._last_time < SECONDS_BETWEEN:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,12 +71,12 @@ class FileJournal:
         try:
             with torch.serialization.safe_globals(_statistics_types()):
                 digest, checkpoint = torch.load(self._path, weights_only=True)
-        except Exception:  # damaged in whatever way: as if there were none
+        except Exception:  # damaged in any way: treated as missing
             return None
         return checkpoint if digest == self._own_digest() else None
 
     def _own_digest(self) -> str:
-        """Made when it is first needed: samples may be many."""
+        """Digest of the input, computed when it is first needed, as samples may be many."""
         if not self._digest:
             digest = hashlib.blake2b(f"{FORMAT}".encode(), digest_size=20)
             for part in self._given:
@@ -92,7 +92,7 @@ def _statistics_types() -> list[Any]:
 
 
 def _pieces(item: object) -> Iterable[bytes]:
-    """Bytes that tell a value from all others."""
+    """Bytes that distinguish a value from all others."""
     if isinstance(item, Tensor):
         yield from (repr((item.dtype, item.shape)).encode(), item.detach().contiguous().numpy().tobytes())
     elif isinstance(item, StoredSamples):

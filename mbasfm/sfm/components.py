@@ -1,4 +1,4 @@
-"""The end of a reconstruction: polish of every component, and a second try for what was left out."""
+"""The end of a reconstruction: polish of every component, and a second attempt for left-out photographs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,12 +25,12 @@ from mbasfm.types.outcome import ImageRow, NotPolished, Reason, RunReport
 from mbasfm.types.pairs import TwoView
 
 MANY_SHARE = 4
-"""A camera of so many photographs may have its principal point and radial term refined."""
+"""Least number of photographs of a camera whose principal point and radial term are refined."""
 
 
 @dataclass(frozen=True)
 class Finishing:
-    """How components are finished, named as in the settings, which say what each means."""
+    """Settings for finishing components, named and explained as in the configuration."""
 
     polish: bool = True
     lens: LensKind = "auto"
@@ -47,7 +47,7 @@ def finish(
     priors: PosePriors | None,
     how: Finishing,
 ) -> Reconstruction:
-    """Polish every component, give left-out frames a second chance, and say what became of every photograph."""
+    """Reconstruction with polished components, second attempts for left-out frames, and an outcome per photograph."""
     count = len(observations.photos)
     reasons = find_reasons(count, views, adjustment)
     kept = [view for view in views if reasons[view.i] is None and reasons[view.j] is None]
@@ -79,11 +79,11 @@ def finish(
 
 
 def _tell(rows: Sequence[ImageRow], num_components: int) -> None:
-    """What somebody should know who does not look at the report."""
+    """Tell the user what to know without reading the report."""
     if num_components > 1:
         say(
             f"The photographs fall into {num_components} groups that nothing connects beyond doubt: sparse/0, the"
-            f" largest, to sparse/{num_components - 1}; their scales and positions have nothing to do with each other."
+            f" largest, to sparse/{num_components - 1}; their scales and positions are unrelated."
         )
     for number in range(num_components):
         members = [row for row in rows if row.component == number]
@@ -102,7 +102,7 @@ def _finish_components(
     priors: PosePriors | None,
     how: Finishing,
 ) -> tuple[list[Polished], Cameras]:
-    """Polish all components, largest first."""
+    """Polished components, largest first, and their cameras."""
     component = find_components(views, len(observations.photos))
     finished: list[Polished] = []
     for number in range(int(component.max(initial=-1)) + 1):
@@ -116,7 +116,7 @@ def _finish_components(
 def _settings(
     start: StartIntrinsics, frames: list[int], priors: PosePriors | None, how: Finishing
 ) -> PolishSettings | None:
-    """How to polish a component; None if that is switched off."""
+    """Settings of polish for a component; None if it is switched off."""
     known = bool(start.is_known[frames].all())
     shared = bool((torch.bincount(start.intrinsics.group)[start.intrinsics.group[frames]] >= MANY_SHARE).all())
     lens = shared if how.lens == "auto" else how.lens in BENT
@@ -140,7 +140,7 @@ def _finish_component(
 
 
 def anchored(adjustment: Adjustment, component: Int64[torch.Tensor, " N"], priors: PosePriors) -> Adjustment:
-    """An adjustment in the world of its priors."""
+    """Adjustment moved to the world of its priors."""
     cameras, growth = anchor(adjustment.cameras, component, priors)
     unit = torch.cat([torch.ones(len(growth), 3), growth[:, None].expand(-1, 3)], -1)
     covariance = unit[:, :, None] * adjustment.pose_covariance * unit[:, None, :]
@@ -150,7 +150,7 @@ def anchored(adjustment: Adjustment, component: Int64[torch.Tensor, " N"], prior
 def _second_chances(
     observations: Observations, finished: Sequence[Polished], cameras: Cameras
 ) -> tuple[list[RegisteredFrame], Cameras]:
-    """Frames that all their matches together can place in a component."""
+    """Frames that all their matches together place in a component, and the cameras with them."""
     placed = {image_id - 1 for item in finished for image_id in item.model.images}
     lenses, pose = lenses_of(cameras.intrinsics), cameras.cam_from_world.clone()
     added = []
@@ -172,7 +172,7 @@ def _more_views(
     cameras: Cameras,
     how: Finishing,
 ) -> list[TwoView]:
-    """The pairs, those of frames that were added, and what is found along the epipolar lines of all."""
+    """Pairs, those of added frames, and matches found along the epipolar lines of all."""
     views = [*kept, *(view for second in added for view in second.views)]
     return match_along_lines(views, cameras, observations.keypoints, observations.descriptors, how.max_error_px)
 

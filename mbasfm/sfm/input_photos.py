@@ -12,7 +12,7 @@ from mbasfm.types.photos import Photo, SkippedFile
 
 
 def folder_of(photos: Path, output: Path | None) -> Path:
-    """The photographs themselves, or the folder inside the output to which the frames of a video were written."""
+    """The photographs as given, or the folder inside the output to which the frames of a video were written."""
     if not is_video(photos):
         return photos
     if output is None:
@@ -23,7 +23,7 @@ def folder_of(photos: Path, output: Path | None) -> Path:
 
 
 def input_photos(source: Path, masks: str | None) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...]]:
-    """The photographs of a folder or list with their masks, and the files that cannot be used, which are named."""
+    """Photographs of a folder or list with their masks, and the files that cannot be used."""
     with stage("photos") as facts:
         found, skipped = find_photos(source)
         found = with_masks(found, None if masks is None else Path(masks))

@@ -1,4 +1,4 @@
-"""What became of every photograph, and what a run hands to the report."""
+"""The outcome for every photograph, and what a run hands to the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +22,11 @@ from mbasfm.types.photos import SkippedFile
 from mbasfm.types.samples import SampleSource
 
 MIN_PARALLAX_PX = 2.0
-"""At a long side of 1024: with less, distances are guesses."""
+"""Least parallax at which distances are more than guesses [px at a long side of 1024]."""
 
 
 def find_reasons(count: int, views: Sequence[TwoView], adjustment: Adjustment | None) -> list[Reason[NoPose] | None]:
-    """Why each photograph has no pose; None for those that have one."""
+    """Reason why each photograph has no pose; None for those that have one."""
     seen = {frame for view in views for frame in (view.i, view.j)}
     reasons: list[Reason[NoPose] | None] = []
     for frame in range(count):
@@ -45,7 +45,7 @@ def image_rows(
     reasons: Sequence[Reason[NoPose] | None],
     adjustment: Adjustment | None,
 ) -> tuple[ImageRow, ...]:
-    """What is known about every photograph."""
+    """Rows of the report on photographs."""
     rows = []
     for frame, photo in enumerate(observations.photos):
         row = ImageRow(photo.name, str(photo.path.absolute()), int(component[frame]))
@@ -64,7 +64,7 @@ def image_rows(
 
 
 def component_row(item: Polished) -> ComponentRow:
-    """What is known about a component."""
+    """Row of the report on a component."""
     return ComponentRow(
         images=item.model.num_images(),
         points=item.model.num_points3D(),
@@ -78,14 +78,14 @@ def component_row(item: Polished) -> ComponentRow:
 
 @dataclass(frozen=True)
 class Placed:
-    """Adjusted cameras and where they began."""
+    """Adjusted cameras and their start."""
 
     start: Cameras
     samples: SampleSource
     adjustment: Adjustment
 
     def facts(self) -> dict[str, Any]:
-        """What the report says about the adjustment."""
+        """Facts of the adjustment for the report."""
         adjustment = self.adjustment
         share = float(adjustment.diagnosis.inlier_share[adjustment.registered].mean())
         counts = {"steps": len(adjustment.steps), "registered": int(adjustment.registered.sum())}
@@ -94,7 +94,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Run:
-    """All that is worth recording of a run, besides its result."""
+    """Everything about a run, besides its result, that the report records."""
 
     source: Path
     """Folder or list file of the photographs."""

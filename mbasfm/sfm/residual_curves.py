@@ -1,4 +1,4 @@
-"""How residuals became smaller: their histograms from stage to stage."""
+"""Histograms of the residuals from stage to stage."""
 
 from collections.abc import Sequence
 
@@ -18,11 +18,11 @@ from mbasfm.types.outcome import ResidualCurve, Residuals
 from mbasfm.types.samples import SampleSource
 
 HISTOGRAM = Binning(1000.0, 100, log_scale=0.05)
-"""Of the residuals in the report, whatever binning a stage works with [px at a long side of 1024]."""
+"""Bins of the report's residuals, independent of those of the stages [px at a long side of 1024]."""
 
 
 def residual_curves(placed: Placed | None, models: Sequence[pycolmap.Reconstruction], inlier_px: float) -> Residuals:
-    """Histograms of the residuals at the start, after adjustment and after polish; the last count lies beyond all."""
+    """Histograms of the residuals at the start, after adjustment and after polish; the last bin counts all beyond."""
     curves: list[ResidualCurve] = []
     if placed is not None:
         for stage, cameras in (("start", placed.start), ("adjust", placed.adjustment.cameras)):

@@ -1,9 +1,7 @@
-"""How much memory adjustment takes, and what to give up where that is more than there is.
+"""Memory that adjustment needs, and what to reduce where there is too little: pairs, samples, and where these are kept.
 
-The data matrix is on disk as soon as it is large. What stays in memory grows with edges (normal equations, their copy
-for the solver) and, where the residual is split, with samples (their spread and vote, 8 bytes).
-
-Where samples are put, and how many of them: within the memory that there is.
+A large data matrix goes to disk. What stays in memory grows with edges (normal equations, their copy for the solver)
+and, where the residual is split, with samples (their spread and vote, 8 bytes).
 """
 
 from collections.abc import Sequence
@@ -24,26 +22,26 @@ from mbasfm.types.samples import BLOCK_SAMPLES, SampleSource
 
 GB = 1e9
 BYTES_AT_FIRST = 50e6
-"""Code that is loaded with the first step, however small the problem is."""
+"""Bytes of code loaded with the first step, however small the problem is."""
 BYTES_PER_EDGE = 2400
-"""Normal equations of 9 unknowns per frame with the solver's copy, and numbers of edges and pairs."""
+"""Bytes per edge: normal equations of 9 unknowns per frame, the solver's copy, and indices of edges and pairs."""
 BYTES_PER_FRAME = 40_000
-"""Histograms and their tables."""
+"""Bytes per frame: histograms and their tables."""
 BYTES_PER_SAMPLE = 24
-"""In memory."""
+"""Bytes per sample that is kept in memory."""
 BYTES_PER_SPLIT_SAMPLE = 8
 BYTES_PER_BLOCK_SAMPLE = 900
-"""Residuals, rows and what lies between them, while a block is worked on."""
+"""Bytes per sample of a block in progress: residuals, rows and intermediate values."""
 LEAST_BLOCK, LEAST_SAMPLES, LEAST_PAIRS = 1 << 14, 40, 8
 LARGE_MATRIX = 512e6
-"""Bytes from which on samples go to disk."""
+"""Bytes above which samples go to disk."""
 
 FOLDER = "samples"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What fits."""
+    """Plan that fits into memory."""
 
     samples_per_edge: int
     pairs_per_frame: int
@@ -52,7 +50,7 @@ class Plan:
     bytes_needed: float
 
     def sentence(self, num_pairs: int) -> str:
-        """What was picked."""
+        """Description of the plan for the user."""
         where = "on disk" if self.is_on_disk else "in memory"
         return (
             f"samples {where}, {self.samples_per_edge} per pair and direction, at most {self.pairs_per_frame} pairs per"
@@ -63,11 +61,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Demand:
-    """What adjustment would like to use."""
+    """What adjustment would use without a limit."""
 
     num_frames: int
     degree: int
-    """Pairs of the frame that has most."""
+    """Number of pairs of the frame that has most."""
     num_edges: int
     samples_per_edge: int
     is_split: bool
@@ -75,9 +73,9 @@ class Demand:
 
 
 def plan_memory(demand: Demand, budget: float | None = None, used: float = 0.0) -> Plan:
-    """The richest plan within the budget (all in bytes; ``used`` is taken already).
+    """The richest plan within the budget (all in bytes; ``used`` is already taken).
 
-    Small blocks cost time only, so they come first; then samples of a pair, of which there are many; pairs come last.
+    Small blocks only cost time, so they come first; then samples of a pair, of which there are many; pairs come last.
     """
     needed, num_frames = 0.0, demand.num_frames
     for pairs in _halvings(demand.degree, LEAST_PAIRS):
@@ -86,7 +84,7 @@ def plan_memory(demand: Demand, budget: float | None = None, used: float = 0.0) 
             for block in _halvings(BLOCK_SAMPLES, LEAST_BLOCK):
                 matrix = float(edges) * samples * BYTES_PER_SAMPLE
                 room = float("inf") if budget is None else budget - used
-                # Samples in memory are worked on in blocks of the usual size.
+                # Samples in memory are processed in blocks of the usual size.
                 on_disk = block < BLOCK_SAMPLES or matrix > min(LARGE_MATRIX, 0.3 * room)
                 needed = used + BYTES_AT_FIRST + BYTES_PER_EDGE * edges + BYTES_PER_FRAME * num_frames
                 needed += BYTES_PER_BLOCK_SAMPLE * block + (0 if on_disk else matrix)
@@ -109,13 +107,13 @@ def _halvings(value: int, least: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Stock:
-    """Where samples are put."""
+    """Storage of samples as planned."""
 
     plan: Plan
     folder: Path | None
 
     def draw(self, views: Sequence[TwoView], keypoints: Sequence[Keypoints], seed: int) -> SampleSource:
-        """In memory or, where they are many, on disk, written by one process and read by all."""
+        """Samples in memory or, where they are many, on disk, written by one process and read by all."""
         count = self.plan.samples_per_edge
         if not self.plan.is_on_disk or self.folder is None:
             return draw_samples(views, keypoints, count, seed)
@@ -135,11 +133,11 @@ def within_budget(
     max_memory_gb: float | None,
     folder: Path | None,
 ) -> tuple[list[TwoView], Stock]:
-    """Of the pairs those that fit into memory, and where to put their samples."""
+    """The pairs that fit into memory, and the storage of their samples."""
     degree = int(np.bincount([end for view in views for end in (view.i, view.j)], minlength=1).max())
     budget, used = None if max_memory_gb is None else max_memory_gb * GB, present_memory_mb() * (1 << 20)
     demand = Demand(num_frames, degree, 2 * len(views), samples_per_edge, is_split)
-    plan = from_main(lambda: plan_memory(demand, budget, used))  # the same, however much each process has in use
+    plan = from_main(lambda: plan_memory(demand, budget, used))  # the same on all, whatever memory each has in use
     if plan.pairs_per_frame < degree:
         views = strongest_pairs(views, num_frames, plan.pairs_per_frame)
     if budget is not None:

@@ -20,31 +20,31 @@ INDEX_NAME = "index.npz"
 
 @dataclass(frozen=True)
 class StoredSamples:
-    """Samples of a folder; stands where ``Samples`` may stand. Maps are closed after every read, so memory is freed."""
+    """Samples of a folder, usable in place of ``Samples``. Maps are closed after every read, which frees memory."""
 
     folder: Path
     edges: Int[Tensor, "E 2"]
     weight: Float32[Tensor, " E"]
-    """Of every sample of the edge."""
+    """Weight of every sample of the edge."""
     row: Int[Tensor, " E"]
-    """Where each edge is stored."""
+    """Row in which each edge is stored."""
     samples_per_edge: int
     num_rows: int
     block_edges: int
-    """Edges that are read and worked on at once."""
+    """Number of edges that are read and processed at once."""
 
     @property
     def num_edges(self) -> int:
-        """E."""
+        """Number of edges E."""
         return len(self.edges)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the data."""
+        """Type of the data."""
         return torch.float32
 
     def rows(self, chunk: slice) -> Samples:
-        """Some edges that follow each other, read into memory."""
+        """Samples of consecutive edges, read into memory."""
         parts = list(self._by_shard(self.row[chunk].numpy()))
         if len(parts) == 1 and isinstance(parts[0][2], slice):  # all in one run: the map itself, closed with the block
             data = self._map(parts[0][0], "c")[parts[0][2]]
@@ -56,7 +56,7 @@ class StoredSamples:
         return Samples(self.edges[chunk], torch.from_numpy(data), weight)
 
     def select(self, wanted: Bool[Tensor, " E"] | Int[Tensor, " M"]) -> "StoredSamples":
-        """Some edges, by a mask or by number; nothing is copied on disk."""
+        """Samples of some edges, by a mask or by number; nothing is copied on disk."""
         return replace(self, edges=self.edges[wanted], weight=self.weight[wanted], row=self.row[wanted])
 
     def edge_mass(self) -> Float[Tensor, " E"]:
@@ -78,7 +78,7 @@ class StoredSamples:
         return np.memmap(path, np.float32, mode, shape=(count, self.samples_per_edge, COLUMNS))  # type: ignore[call-overload]
 
     def _by_shard(self, row: np.ndarray) -> Iterator[tuple[int, np.ndarray, slice | np.ndarray]]:
-        """Number of a shard, which rows are in it, and where; a slice where they follow each other."""
+        """Number of a shard, which of the rows are in it, and where in it; a slice where they are consecutive."""
         shards = row // self._shard_rows
         for shard in np.unique(shards).tolist():
             (some,) = np.nonzero(shards == shard)
@@ -94,7 +94,7 @@ def create_samples(
     samples_per_edge: int,
     block_edges: int,
 ) -> StoredSamples:
-    """Room on disk for the samples of all edges; ``put`` fills it."""
+    """Empty samples of all edges on disk, which ``put`` fills."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("samples-*.f32"):
         old.unlink()
@@ -109,7 +109,7 @@ def create_samples(
 
 
 def open_samples(folder: Path) -> StoredSamples:
-    """Samples that were stored before."""
+    """Samples stored earlier."""
     try:
         index = read_arrays(folder / INDEX_NAME)
         edges, weight = torch.from_numpy(index["edges"]), torch.from_numpy(index["weight"])

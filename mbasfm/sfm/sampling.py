@@ -14,12 +14,12 @@ from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.samples import Samples
 
 WRITE_EDGES = 1024
-"""Edges that are written at once."""
+"""Number of edges that are written at once."""
 
 
 @runtime_checkable
 class SampleStore(Protocol):
-    """Room for the samples of all edges."""
+    """Storage of the samples of all edges."""
 
     def put(self, wanted: Int64[torch.Tensor, " M"], data: Float32[torch.Tensor, "M K 5"]) -> None:
         """Write the samples of some edges."""
@@ -45,9 +45,9 @@ def draw_into(
     samples_per_edge: int,
     seed: int,
 ) -> Store:
-    """Draw with replacement from each edge's verified matches that have depth; edges without any are left out.
+    """Samples drawn with replacement from each edge's verified matches with depth; edges without any are left out.
 
-    ``create`` gives room for edges, sorted by source frame, with a weight for all samples of each. The weights of an
+    ``create`` gives storage for edges, sorted by source frame, with a weight for all samples of each. The weights of an
     edge sum to min(K, distinct matches): thirty matches must not count like three thousand.
     """
     found = [(source, target, len(matches)) for source, target, matches in _directed(views, keypoints) if len(matches)]
@@ -92,7 +92,7 @@ def _directed(
 def _draw(
     matches: Int64[np.ndarray, "M 2"], ends: tuple[int, int], keypoints: Sequence[Keypoints], wanted: int, seed: int
 ) -> Int64[np.ndarray, "K 2"]:
-    """With replacement, but a match is not drawn twice before all others were drawn once."""
+    """Matches drawn with replacement, but none twice before all others were drawn once."""
     where = [places(keypoints[end].pixels[index]) for end, index in zip(ends, matches.T, strict=True)]
     order = np.argsort(lots(seed, *ends, *where), kind="stable")
     return matches[np.resize(order, wanted)]

@@ -1,4 +1,4 @@
-"""What a reconstruction begins with, and what it knows after adjustment."""
+"""Input of a reconstruction, and its state after adjustment."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from mbasfm.types.photos import Photo, SkippedFile
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the user brought."""
+    """Input from the user."""
 
     source: Path
     """Folder or list of the photographs."""
@@ -24,13 +24,13 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Solved:
-    """What is known after adjustment; several processes come here together, one of them goes on."""
+    """State after adjustment, which all processes reach and one continues from."""
 
     observations: Observations
     start: StartIntrinsics
     verified: list[TwoView]
     """Pairs that agree with one relative pose."""
     views: list[TwoView]
-    """Those of them that are edges of the graph."""
+    """Verified pairs that are edges of the graph."""
     placed: Placed | None = None
-    """None where nothing could be adjusted."""
+    """Adjusted cameras; None if nothing could be adjusted."""

@@ -18,7 +18,7 @@ from mbasfm.types.pairs import TwoView
 from mbasfm.types.photos import DepthEstimate, Photo
 
 NEARLY_SQUARE = 0.01
-"""Pixels are square, and rough intrinsics that say otherwise by less mean that too."""
+"""Relative difference of focal lengths in x and y up to which rough intrinsics mean square pixels."""
 
 
 @dataclass(frozen=True)
@@ -27,30 +27,30 @@ class StartIntrinsics:
 
     intrinsics: Intrinsics
     is_known: torch.Tensor
-    """Frames whose intrinsics the user gave: they are held."""
+    """Frames whose intrinsics the user gave, which are held."""
     is_exif: torch.Tensor
     is_init: torch.Tensor
-    """Frames whose intrinsics come from the model to start from: like those of the metadata they are refined."""
+    """Frames whose intrinsics come from the initial model; they are refined, like those from metadata."""
 
     @property
     def is_told(self) -> bool:
-        """Whether something is told about every frame, so that no focal length had to be searched for."""
+        """Whether every frame's focal length is known, so that none has to be searched for."""
         return bool((self.is_exif | self.is_init | self.is_known).all())
 
     def held(self, lens: LensKind) -> Fixed:
-        """Unknowns that adjustment holds: the user's intrinsics, and the radial term of a lens that is not bent."""
+        """Unknowns that adjustment holds: the user's intrinsics, and the radial term of a lens without distortion."""
         fixed = replace(Fixed.build(len(self.is_known), radial=lens not in BENT), focal=self.is_known)
         return replace(fixed, radial=fixed.radial | self.is_known)
 
 
 @dataclass(frozen=True)
 class GivenCameras:
-    """Intrinsics that the user's files tell, by name of the photograph."""
+    """Intrinsics from the user's files, by name of the photograph."""
 
     held: dict[str, KnownCamera]
-    """Those that the user vouches for."""
+    """Intrinsics that the user vouches for."""
     rough: dict[str, KnownCamera]
-    """Those of the model to start from, which are refined."""
+    """Intrinsics of the initial model, which are refined."""
 
 
 def known_intrinsics(
@@ -60,9 +60,9 @@ def known_intrinsics(
     lens: LensKind = "auto",
     depths: Sequence[DepthEstimate] = (),
 ) -> StartIntrinsics:
-    """Intrinsics from the user, else from the model to start from, else from point maps, else from the metadata.
+    """Intrinsics from the user, else from the initial model, else from point maps, else from the metadata.
 
-    Only the user's are held. Frames of one camera have the median of what is said about them; where nothing is, the
+    Only the user's are held. Frames of one camera get the median of what is known about them; where nothing is, the
     focal length is NaN.
     """
     held, rough = given.held, {} if given.held else given.rough
@@ -90,7 +90,7 @@ def _set(intrinsics: Intrinsics, index: int, camera: KnownCamera) -> None:
 
 
 def _share(intrinsics: Intrinsics, chosen: Bool[torch.Tensor, " N"]) -> Bool[torch.Tensor, " N"]:
-    """Give all frames of a camera the median of those chosen, in place; returns the frames that have one."""
+    """Give all frames of a camera the median of the chosen ones, in place; returns the frames that got one."""
     found = torch.zeros_like(chosen)
     for number in intrinsics.group[chosen].unique():
         mine = intrinsics.group == number
@@ -105,7 +105,7 @@ def _share(intrinsics: Intrinsics, chosen: Bool[torch.Tensor, " N"]) -> Bool[tor
 
 
 def _per_camera(focal_px: Sequence[float | None], group: Int64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
-    """The median of what is known about each camera, for its frames; NaN where nothing is."""
+    """Median of the known focal lengths of each camera, for all its frames; NaN where none is known."""
     given = np.array([value or np.nan for value in focal_px], dtype=np.float64)
     found = np.full(len(given), np.nan)
     for number in np.unique(group[~np.isnan(given)]):
@@ -114,7 +114,7 @@ def _per_camera(focal_px: Sequence[float | None], group: Int64[np.ndarray, " N"]
 
 
 def group_photos(photos: Sequence[Photo], grouping: str, known: dict[str, KnownCamera]) -> list[int]:
-    """Number of the camera of each photograph."""
+    """Number of each photograph's camera."""
     numbers: dict[Any, int] = {}
     groups = []
     for index, photo in enumerate(photos):
@@ -130,7 +130,7 @@ def group_photos(photos: Sequence[Photo], grouping: str, known: dict[str, KnownC
 
 
 def focal_source(start: StartIntrinsics, frame: int, from_depth: bool) -> FocalSource:
-    """Where a frame's focal length came from; ``from_depth``: what nobody gave, the depth model tells."""
+    """Source of a frame's focal length; with ``from_depth``, the depth model supplies unknown ones."""
     if bool(start.is_known[frame]):
         return FocalSource.GIVEN
     if bool(start.is_exif[frame]):
@@ -146,7 +146,7 @@ def lenses_of(intrinsics: Intrinsics) -> list[Lens]:
 
 
 def with_searched_focal(start: StartIntrinsics, views: Sequence[TwoView]) -> StartIntrinsics:
-    """Fill in the focal lengths that are still unknown."""
+    """Start with the unknown focal lengths filled in by search."""
     old = start.intrinsics
     focal, _ = search_focal(views, old.sizes.numpy(), old.group.numpy(), old.focal[:, 0].numpy())
     missing = torch.isnan(old.focal)

@@ -1,4 +1,4 @@
-"""What the user's files say, read once before any work: intrinsics, poses, pairs, and the world of the result."""
+"""The user's files, read once before any work: intrinsics, poses, pairs, and the world of the result."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,32 +25,32 @@ from mbasfm.sfm.starting_intrinsics import GivenCameras
 from mbasfm.types.photos import Photo
 
 GPS_SIGMA_M, SIGMA_M = 5.0, 1.0
-"""Of positions about whose quality nothing is said."""
+"""Standard deviations of positions of unstated quality [m]."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What is known about the wanted world, by number of the frame."""
+    """Known cameras in the wanted world, by number of the frame."""
 
     frame: str
-    """up, gps, model or priors."""
+    """Kind of world: up, gps, model or priors."""
     positions: dict[int, Float[torch.Tensor, " 3"]]
     poses: dict[int, Float[torch.Tensor, "3 4"]]
-    """cam_from_world of the same frames; empty where positions alone are known."""
+    """Poses cam_from_world of the same frames; empty where positions alone are known."""
     facts: dict[str, Any]
-    """For the report."""
+    """Facts for the report."""
     priors: PosePriors | None = None
-    """Where they say which world it is."""
+    """Priors, if these define the world."""
 
     @property
     def min_cameras(self) -> int:
-        """So many must be shared."""
+        """Smallest number of shared cameras."""
         return MIN_POSES if self.poses else MIN_POSITIONS
 
 
 @dataclass(frozen=True)
 class UserFiles:
-    """What the user gives, named as in the settings, which say what each means."""
+    """The user's files, named and explained as in the settings."""
 
     cameras: str | None = None
     focal: float | None = None
@@ -65,20 +65,20 @@ class UserFiles:
 
 @dataclass(frozen=True)
 class Given:
-    """All that was given."""
+    """Content of all the user's files."""
 
     cameras: GivenCameras
     poses: dict[int, Float64[np.ndarray, "3 4"]]
-    """cam_from_world to start from, by number of the frame."""
+    """Poses cam_from_world to start from, by number of the frame."""
     world: World | None
-    """None: the result stays where adjustment put it."""
+    """Wanted world; None: the result stays where adjustment put it."""
     priors: PosePriors | None = None
     pairs: Int64[np.ndarray, "P 2"] | None = None
-    """Which pairs to match, where a file says so."""
+    """Pairs to match, if a file lists them."""
 
 
 def read_given(photos: Sequence[Photo], files: UserFiles) -> Given:
-    """Read all files, each once; what is wrong with them is said before anything is computed."""
+    """Content of all files, each read once; errors in them are raised before anything is computed."""
     held = held_cameras(photos, files.cameras, files.focal)
     init = None if files.init is None else read_poses(Path(files.init))
     poses = {} if init is None else _poses_of(init, photos)
@@ -94,7 +94,7 @@ def read_given(photos: Sequence[Photo], files: UserFiles) -> Given:
 
 
 def cameras_alone(photos: Sequence[Photo], cameras: str | None, focal_px: float | None) -> GivenCameras:
-    """The intrinsics that the user vouches for, where there is no model to start from."""
+    """Intrinsics that the user vouches for, without an initial model."""
     return GivenCameras(held_cameras(photos, cameras, focal_px), {})
 
 
@@ -112,7 +112,7 @@ def held_cameras(photos: Sequence[Photo], cameras: str | None, focal_px: float |
 
 
 def _rough_cameras(file: PoseFile, photos: Sequence[Photo], is_pinhole: bool) -> dict[str, KnownCamera]:
-    """Intrinsics of the model to start from, of those photographs for which it has some."""
+    """Intrinsics of the initial model, for the photographs that have some."""
     if file.by != "name":
         return {}
     rows = file.rows_of([photo.name for photo in photos])
@@ -133,7 +133,7 @@ def _priors(source: str, photos: Sequence[Photo], files: UserFiles) -> tuple[Pos
     known = [(n, file.of_photo[photo.name]) for n, photo in enumerate(photos) if photo.name in file.of_photo]
     few = MIN_POSES if any(prior.has_rotation for _, prior in known) else MIN_POSITIONS
     if len(known) < few:
-        raise InputError(f"--priors {source}: it knows {len(known)} of {len(photos)} photographs; {few} are needed")
+        raise InputError(f"--priors {source}: covers {len(known)} of {len(photos)} photographs; {few} are needed")
     turns = [prior.sigma_deg or files.prior_sigma_deg if prior.has_rotation else math.inf for _, prior in known]
     priors = PosePriors(
         torch.tensor([number for number, _ in known]),
@@ -151,12 +151,12 @@ def _poses_of(file: PoseFile, photos: Sequence[Photo]) -> dict[int, Float64[np.n
 
 
 def _times(photos: Sequence[Photo]) -> Mapping[str, float]:
-    """Seconds of the frames of a video."""
+    """Times of the frames of a video [s]."""
     return read_times(photos[0].path.parent)
 
 
 def _world(align: str, photos: Sequence[Photo]) -> World:
-    """What ``--align`` stands for."""
+    """World that ``--align`` names."""
     if align == "up":
         return World("up", {}, {}, {})
     if align != "gps":
@@ -172,6 +172,6 @@ def _world(align: str, photos: Sequence[Photo]) -> World:
 
 
 def _model_world(path: str, cam_from_world: Mapping[int, Float64[np.ndarray, "3 4"]]) -> World:
-    """The world of a model, with its poses by number of the frame."""
+    """World of a model, with its poses by number of the frame."""
     poses = {number: torch.from_numpy(pose) for number, pose in cam_from_world.items()}
     return World("model", {n: camera_centers(pose) for n, pose in poses.items()}, poses, {"model": path})

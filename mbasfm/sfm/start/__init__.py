@@ -1,1 +1,1 @@
-"""Cameras to start from: averaged rotations and positions, frames placed one after the other."""
+"""Cameras to start from: averaged rotations and positions, or frames placed one after the other."""

@@ -1,4 +1,4 @@
-"""Adjustment of all starts, and which end is taken: that which frames in threes agree with most."""
+"""Adjustment of all starts, and the choice of the end that agrees best with points seen in three frames."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MANY_PAIRS = 5_000
-"""Beyond it, adjustment takes so long that only the start that looks best goes on."""
+"""Number of pairs beyond which adjustment takes so long that only the most promising start is adjusted."""
 AdjustStart = Callable[[int, Cameras], Adjustment]
-"""Adjusts cameras; the number tells apart what is adjusted."""
+"""Function that adjusts cameras; the number identifies the start."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """What candidates are judged by."""
+    """Evidence by which candidates are judged."""
 
     views: Sequence[TwoView]
     keypoints: Sequence[Keypoints]
@@ -33,17 +33,17 @@ class Judge:
 
     @staticmethod
     def build(views: Sequence[TwoView], keypoints: Sequence[Keypoints], limit_px: float, seed: int) -> "Judge":
-        """Find tracks of three frames and connected components."""
+        """Judge with the tracks of three frames and the connected components."""
         transfers = find_transfers(views, keypoints, seed)
         return Judge(views, keypoints, transfers, find_components(views, len(keypoints)), limit_px)
 
     def choose(self, candidates: Sequence[Cameras], otherwise: int = 0) -> Int64[np.ndarray, " N"]:
-        """Number of the best candidate for every frame, one for each component; the same on all processes."""
+        """Number of the best candidate for each frame, the same throughout a component and on all processes."""
         return from_main(lambda: choose(candidates, self.transfers, self.component, otherwise))
 
 
 def adjust_best(starts: Sequence[Cameras], run: AdjustStart, judge: Judge | None) -> tuple[Cameras, Adjustment]:
-    """The best of all adjusted starts, and its start; without a judge, the first.
+    """Best start and its adjustment; without a judge, those of the first.
 
     Where components differ in which start is best, their best starts are adjusted together. Then frames that contradict
     most of their pairs are placed again, once.
@@ -65,7 +65,7 @@ def adjust_best(starts: Sequence[Cameras], run: AdjustStart, judge: Judge | None
 def _without_astray(
     start: Cameras, end: Adjustment, run: Callable[[Cameras], Adjustment], judge: Judge
 ) -> tuple[Cameras, Adjustment]:
-    """The better of an end and of that from which frames that are astray began elsewhere."""
+    """The better of an end and of another adjustment whose start has stray frames placed again."""
     found = from_main(lambda: find_astray(end.cameras, judge.views, judge.keypoints, judge.limit_px))
     if not found.any() or 2 * found.sum() > (judge.component >= 0).sum():
         return start, end
@@ -76,11 +76,11 @@ def _without_astray(
 
 
 def _best_ends(ends: Sequence[Adjustment], judge: Judge) -> Int64[np.ndarray, " N"]:
-    """Number of the best for every frame; by the score of adjustment where no three frames tell."""
+    """Number of the best end for each frame; by the score of adjustment where no tracks of three frames decide."""
     by_score = int(np.argmax([score_of(end) for end in ends]))
     return judge.choose([end.cameras for end in ends], by_score)
 
 
 def score_of(adjustment: Adjustment) -> float:
-    """What adjustment ended with; less is worse."""
+    """Final score of an adjustment; higher is better."""
     return adjustment.steps[-1][1].score if adjustment.steps else float("-inf")

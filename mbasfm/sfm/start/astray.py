@@ -1,4 +1,4 @@
-"""Frames that ended where most of their pairs say they are not, placed again from the rest."""
+"""Stray frames, which most of their pairs contradict, and their placement by the rest."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MOST = 0.5
-"""Share of matches from which a pair contradicts, and of pairs from which a frame is astray."""
+"""Share of matches above which a pair contradicts, and of pairs above which a frame is astray."""
 
 
 def find_astray(
@@ -20,7 +20,7 @@ def find_astray(
 ) -> Bool[np.ndarray, " N"]:
     """Frames that contradict most of their pairs: most matches are further than the limit from their epipolar lines.
 
-    The worst goes first and takes its pairs along, so that its neighbours are not blamed for it.
+    The worst frame is removed first, with its pairs, so that its neighbours are not blamed for it.
     """
     ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
     against = np.array([_share_beyond(cameras, view, keypoints, limit_px) > MOST for view in views])
@@ -37,7 +37,7 @@ def find_astray(
 def place_again(
     cameras: Cameras, views: Sequence[TwoView], keypoints: Sequence[Keypoints], astray: Bool[np.ndarray, " N"]
 ) -> Cameras:
-    """Cameras with the frames that are astray placed by the pairs that they have with the others."""
+    """Cameras with stray frames placed again by their pairs with the others."""
     rest = {frame: cameras.cam_from_world[frame].numpy() for frame in np.flatnonzero(~astray).tolist()}
     (placed, *_), _ = initialize_cameras(views, keypoints, cameras.intrinsics, cameras.is_disparity, given=rest)
     return mix([cameras, placed], astray.astype(np.int64))

@@ -1,7 +1,7 @@
-"""Rotations and positions of all frames from the relative poses of all pairs, and what they say back about each pair.
+"""Rotations and positions of all frames from the relative poses of all pairs, and what they imply for each pair.
 
-One two-view rotation may be several degrees off, above all where matches are few and the field of view is narrow; all
-pairs together are far better. Under the averaged rotation a pair's translation is found again, linearly.
+One two-view rotation may be several degrees off, especially where matches are few and the field of view is narrow; all
+pairs together are far better. Under the averaged rotation a pair's translation is estimated again, linearly.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.pairs import Keypoints, TwoView
 
 ERROR_FLOOR_DEG, ERROR_OF_ONE_DEG = 0.3, 150.0
-"""A two-view rotation of strength s is off by about the floor, or 150 / s degrees, whichever is larger."""
+"""Expected error of a two-view rotation of strength s: the floor or 150 / s degrees, whichever is larger."""
 TOLERANCES_DEG = (20.0, 20.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0)
-"""Where a pair stops pulling, round by round."""
+"""Angles at which a pair loses its influence, round by round."""
 MAX_DISAGREEMENT_DEG = 15.0
-"""Pairs further from the average are mismatched."""
+"""Largest distance of a pair from the average; beyond it, it is mismatched."""
 DIRECTION_ROUNDS, VIEWS_AT_ONCE = 8, 256
 DENSE_LIMIT = 2000
-"""Unknowns up to which Laplacians are solved as dense matrices."""
+"""Number of unknowns up to which Laplacians are solved as dense matrices."""
 CG_TOLERANCE, CG_STEPS = 1e-6, 500
 CONVEX_ROUNDS, POSITION_TOLERANCES_DEG = 40, (20.0, 20.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0)
 SHORTEST, SLACK = 1e-2, 1e-3
-"""Of a deviation, in units of the shortest baseline; and how little distances are held where directions decide."""
+"""Floor of a deviation, in shortest baselines, and the weight of distances where directions decide."""
 
 
 def rays_of(keypoints: Sequence[Keypoints], intrinsics: Intrinsics) -> list[Float64[np.ndarray, "_ 3"]]:
@@ -45,11 +45,11 @@ def rays_of(keypoints: Sequence[Keypoints], intrinsics: Intrinsics) -> list[Floa
 
 
 def average_rotations(views: Sequence[TwoView], num_frames: int) -> Float64[np.ndarray, "N 3 3"]:
-    """cam_from_world rotations that agree best with all pairs; every component has a gauge of its own.
+    """Rotations cam_from_world that agree best with all pairs; every component has its own gauge.
 
     Starts along the strongest spanning tree; then iteratively re-weighted least squares, in which the correction of all
     frames solves one weighted graph Laplacian (Chatterjee & Govindu, ICCV 2013). A wrong pair in the tree can hold its
-    frame for ever: pairs that contradict their triangles should be gone before. (Rounds in which all pairs pull
+    frame for ever, so pairs that contradict their triangles should be removed before. (Rounds in which all pairs pull
     would free it, but let the many wrong pairs of a scene with little texture bend the whole.)
     """
     ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
@@ -127,22 +127,22 @@ def average_positions(views: Sequence[TwoView], rotation: Float64[np.ndarray, "N
 
 @dataclass(frozen=True)
 class FrameGraph:
-    """Pairs of frames, and what does not change from round to round."""
+    """Graph of frames, and all that stays the same from round to round."""
 
     ends: Int64[np.ndarray, "P 2"]
     num_frames: int
     label: Int64[np.ndarray, " N"]
-    """Number of each frame's component."""
+    """Component number of each frame."""
     roots: list[int]
-    """The first frame of every component."""
+    """First frame of every component."""
     free: Int64[np.ndarray, " F"]
-    """Frames that are no roots."""
+    """Frames other than roots."""
     cluster: Int64[np.ndarray, " F"]
-    """Of which cluster these are."""
+    """Cluster of each free frame."""
 
     @staticmethod
     def build(ends: Int64[np.ndarray, "P 2"], num_frames: int) -> "FrameGraph":
-        """Find components, roots and clusters."""
+        """Graph with components, roots and clusters."""
         label = _label(ends, num_frames)
         roots = np.unique(label, return_index=True)[1].tolist()
         free = np.setdiff1d(np.arange(num_frames), roots)
@@ -164,7 +164,7 @@ def solve_blocks(graph: FrameGraph, block: np.ndarray, vector: np.ndarray, cente
 
 
 def _only(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """Values of some rows, zero elsewhere."""
+    """Values in the given rows, zero elsewhere."""
     kept = np.zeros_like(values)
     kept[rows] = values[rows]
     return kept
@@ -215,13 +215,13 @@ def _along_tree(ends: np.ndarray, relative: np.ndarray, sigma: np.ndarray, num_f
 
 
 def _label(ends: np.ndarray, num_frames: int) -> Int64[np.ndarray, " N"]:
-    """Number of each frame's component."""
+    """Component number of each frame."""
     links = coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), shape=(num_frames, num_frames))
     return connected_components(links, directed=False)[1].astype(np.int64)
 
 
 def solve_laplacian(graph: FrameGraph, weight: np.ndarray, residual: np.ndarray) -> np.ndarray:
-    """delta with delta_j - delta_i = residual_ij in the weighted least-squares sense; roots stay."""
+    """Values delta with delta_j - delta_i = residual_ij in the weighted least-squares sense; roots stay."""
     matrix, vector = _assemble(graph, weight, weight[:, None] * residual)
     free, delta = graph.free, np.zeros((graph.num_frames, residual.shape[1]))
     delta[free] = _solve_positive(matrix[free][:, free], vector[free], delta[free], graph.cluster)
@@ -248,9 +248,9 @@ def _assemble(graph: FrameGraph, block: np.ndarray, vector: np.ndarray) -> tuple
 def _solve_positive(
     matrix: scipy.sparse.csr_matrix, right: np.ndarray, start: np.ndarray, cluster: np.ndarray
 ) -> np.ndarray:
-    """Solve for every column: dense where that is small, else by conjugate gradients from a start.
+    """Solution for every column: dense if small, else by conjugate gradients from a start.
 
-    What is slow to settle is how parts of the graph lie to each other, so shifts of whole clusters are solved for
+    What converges slowly is the arrangement of parts of the graph, so shifts of whole clusters are solved for
     directly in every step (the second level of the preconditioner).
     """
     if len(right) <= DENSE_LIMIT:

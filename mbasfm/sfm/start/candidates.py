@@ -21,9 +21,9 @@ def start_cameras(
     tree: Tree = "consistent",
     given: Mapping[int, Float64[np.ndarray, "3 4"]] | None = None,
 ) -> tuple[list[Cameras], Bool[torch.Tensor, " N"]]:
-    """Candidates, the one from given poses first if there are any, and which frames have a place.
+    """Candidates, first the one from given poses if there are any, and which frames are placed.
 
-    The paper's tree has no rival.
+    For the paper's tree there is only one.
     """
     starts, placed = initialize_cameras(views, keypoints, intrinsics, is_disparity, tree, given)
     if tree == "consistent" and views:

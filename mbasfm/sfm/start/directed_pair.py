@@ -1,4 +1,4 @@
-"""Verified pairs seen from one of their ends, with rays and depth: what frames are placed by."""
+"""Verified pairs seen from one of their ends, with rays and depth, from which frames are placed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MIN_PARALLAX_DEG = 0.5
-"""Below it the direction of translation, and triangulated depth, are noise."""
+"""Least parallax; below it the direction of translation and triangulated depth are noise."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Edge:
     raw_source: Float64[np.ndarray, " M"]
     raw_target: Float64[np.ndarray, " M"]
     focal_target: float
-    """[px at a long side of 1024]"""
+    """Focal length of the target [px at a long side of 1024]."""
     is_planar: bool
 
 
@@ -39,7 +39,7 @@ class Joined:
 
     source: Int64[np.ndarray, " E"]
     edge: Int64[np.ndarray, " M"]
-    """Which edge a match belongs to."""
+    """Which edge each match belongs to."""
     rays_source: Float64[np.ndarray, "M 3"]
     rays_target: Float64[np.ndarray, "M 3"]
     raw_source: Float64[np.ndarray, " M"]
@@ -47,7 +47,7 @@ class Joined:
 
 
 def join(edges: Sequence[Edge]) -> Joined:
-    """Put edges together, so that many small ones cost no more than a large one."""
+    """All edges as one, so that many small ones cost no more than a large one."""
     sizes = [len(edge.raw_source) for edge in edges]
     return Joined(
         np.array([edge.source for edge in edges]),
@@ -60,7 +60,7 @@ def join(edges: Sequence[Edge]) -> Joined:
 
 
 class Edges:
-    """Both directions of all pairs, made when they are asked for: matches are in memory once, in the pairs."""
+    """Both directions of all pairs, made on demand, so that matches are in memory only once, in the pairs."""
 
     def __init__(self, views: Sequence[TwoView], keypoints: Sequence[Keypoints], intrinsics: Intrinsics):
         self._views = {(view.i, view.j): view for view in views}
@@ -96,7 +96,7 @@ class Edges:
 
 
 def reverse(edge: Edge) -> Edge:
-    """The pair from its other end; the focal length is not known here."""
+    """The pair seen from its other end; its focal length is unknown here."""
     return replace(
         edge,
         source=edge.target,
@@ -110,13 +110,13 @@ def reverse(edge: Edge) -> Edge:
 
 
 def triangulate(edge: Edge, target_from_source: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, " M"]:
-    """Triangulated inverse depth in the source of each match, under a pose that need not be the edge's own."""
+    """Triangulated inverse depth of each match in the source, under a pose that need not be the edge's own."""
     pose, *rays = map(torch.from_numpy, (target_from_source, edge.rays_source, edge.rays_target))
     return triangulated_inverse_depth(pose, *rays).numpy()
 
 
 def parallax_deg(edge: Edge) -> float:
-    """Median angle between matched rays after the rotation between the frames is undone."""
+    """Median angle between matched rays once the rotation between the frames is undone."""
     turned = edge.rays_source @ edge.target_from_source[:, :3].T
     sine = np.linalg.norm(np.cross(turned, edge.rays_target), axis=1)
     return float(np.rad2deg(np.median(np.arctan2(sine, (turned * edge.rays_target).sum(1)))))

@@ -22,8 +22,8 @@ def global_start(
 ) -> Cameras:
     """Cameras that agree best with all pairs and all depth maps together.
 
-    The first frame of every component is at the origin, and depth is as large as its maps say on average. Where maps
-    say nothing about lengths, positions follow from directions alone.
+    The first frame of every component is at the origin, and mean depth is that of the maps. Where maps carry no
+    information on lengths, positions follow from directions alone.
     """
     num_frames, kind = len(keypoints), is_disparity.numpy()
     rotation = average_rotations(views, num_frames)
@@ -42,7 +42,7 @@ def global_start(
 
 
 def _is_told(depths: PairDepths, lengths: Lengths, label: Int64[np.ndarray, " N"]) -> Bool[np.ndarray, " N"]:
-    """Whether depth tells the lengths of a frame's component: maps of more than one value, all in one unit."""
+    """Whether depth determines the lengths of a frame's component: maps of more than one value, all in one unit."""
     known = np.isfinite(depths.raw)
     high, low = (f(depths.raw, axis=1, where=known, initial=i) for f, i in ((np.max, -np.inf), (np.min, np.inf)))
     is_varied = np.isin(label, label[depths.frame[high > low]])
@@ -55,7 +55,7 @@ def _is_told(depths: PairDepths, lengths: Lengths, label: Int64[np.ndarray, " N"
 def _in_unit_of_depth(
     log_scale: Float64[np.ndarray, " N"], centers: Float64[np.ndarray, "N 3"], label: Int64[np.ndarray, " N"]
 ) -> tuple[Float64[np.ndarray, " N"], Float64[np.ndarray, "N 3"]]:
-    """Scales and centres with every component as large as its maps say on average; an unknown scale is the average."""
+    """Scales and centres, every component as large as its maps say on average, which replaces unknown scales."""
     known = np.isfinite(log_scale)
     middle = np.zeros(len(log_scale))
     for part in np.unique(label[known]).tolist():

@@ -30,19 +30,19 @@ from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Intrinsics, Lens
 from mbasfm.types.pairs import Keypoints, TwoView
 
 MAX_NEIGHBOURS = 4
-"""A new frame is proposed from this many placed neighbours, the strongest."""
+"""Number of placed neighbours, the strongest, that propose poses of a new frame."""
 MAX_JUDGES = 10
-"""Proposals are scored on the edges to this many placed neighbours."""
+"""Number of placed neighbours whose edges score a proposal."""
 ACROSS_PX, ALONG_PX, BEHIND_PX = 8.0, 100.0, 1e4
-"""Scale at which errors across and along the epipolar line begin to count as logarithms only, and what a point behind
-the camera counts [px at a long side of 1024]."""
+"""Errors across and along the epipolar line beyond which they count logarithmically, and the error of a point behind
+the camera [px at a long side of 1024]."""
 MAX_WITNESSES = 20_000
-"""Pairs that judge which start is better."""
+"""Largest number of pairs that decide which start is better."""
 EDGES_AT_ONCE = 1000
 CLEARLY_WORSE = 1.05
-"""Factor on the sum of logarithmic errors."""
+"""Factor on the sum of logarithmic errors beyond which a start is left out."""
 PNP_ERROR_PX = 20.0
-"""Monocular depth is rough, so is the threshold of poses from it [px at a long side of 1024]."""
+"""Threshold of poses from monocular depth, which is rough [px at a long side of 1024]."""
 PNP_ITERATIONS = (100, 1000)
 
 
@@ -99,7 +99,7 @@ def _order(views: Sequence[TwoView], placed: Bool[np.ndarray, " N"], tree: Tree)
         near.setdefault(view.i, {})[view.j] = near.setdefault(view.j, {})[view.i] = worth
     total = {frame: sum(around.values()) for frame, around in near.items()}
     is_placed, reach = placed.copy(), dict.fromkeys(near, 0.0)
-    # Roots wait behind everything that touches the tree; entries that are out of date are passed over.
+    # Roots wait behind everything that touches the tree; outdated entries are skipped.
     queue = [(1, -worth, frame) for frame, worth in total.items()]
 
     def touch(frame: int) -> None:
@@ -135,14 +135,14 @@ class _Placing:
         self.root_of = np.arange(num_frames)
 
     def root(self, frame: int, keypoints: Keypoints) -> None:
-        """Place a frame at the origin, at the scale of its own depth (disparity: at median depth 1)."""
+        """Place a frame at the origin, with the scale of its own depth (disparity: median depth 1)."""
         raw = keypoints.raw_depth[np.isfinite(keypoints.raw_depth)]
         if self._is_disparity[frame] and len(raw):
             self.scale[frame] = 1 / max(float(np.median(raw)), 1e-12)
         self.placed[frame] = True
 
     def take(self, given: Mapping[int, Float64[np.ndarray, "3 4"]]) -> None:
-        """Place frames where somebody says they are. Their depth is as large as triangulation says, or others."""
+        """Place frames at given poses. Depth scale from triangulation, else the others' median."""
         for frame, pose in given.items():
             self.cam_from_world[frame], self.placed[frame] = pose, True
         ratios: dict[int, list[Float64[np.ndarray, " _"]]] = {}
@@ -167,9 +167,9 @@ class _Placing:
         self.placed[frame] = True
 
     def settle(self, views: Sequence[TwoView]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Poses and depth scales along the tree and with averaged positions, the one that agrees more first.
+        """Poses and depth scales along the tree and with averaged positions, the one that agrees better first.
 
-        Where one agrees clearly more with matches and depth the other is left out.
+        Where one agrees clearly better with matches and depth, the other is left out.
         """
         along_tree = self._agreement(views), self.cam_from_world.copy(), self.scale.copy()
         rotation = self.cam_from_world[:, :, :3]
@@ -187,7 +187,7 @@ class _Placing:
         return [(pose, scale) for _, pose, scale in chosen]
 
     def _move(self, root: int, views: Sequence[TwoView], old: np.ndarray, new: np.ndarray) -> None:
-        """Give a component its averaged positions, its old root and size, and scale its depth anew."""
+        """Move a component to its averaged positions, keeping its root and size, and rescale its depth."""
         i, j = np.array([(view.i, view.j) for view in views]).T
         length = [float(np.median(np.linalg.norm(c[j] - c[i], axis=1))) for c in (old, new)]
         members = np.flatnonzero(self.placed & (self.root_of == root))
@@ -206,7 +206,7 @@ class _Placing:
             self.scale[frame] = value / growth if self._is_disparity[frame] else value * growth
 
     def _agreement(self, views: Sequence[TwoView]) -> float:
-        """On all pairs or, of very many, on some at equal distances."""
+        """Score of all placed frames on all pairs or, if there are very many, on evenly spaced ones."""
         count = min(len(views), MAX_WITNESSES)
         views = [views[number * len(views) // count] for number in range(count)]
         ends = [end for view in views for end in ((view.i, view.j), (view.j, view.i))]
@@ -242,7 +242,7 @@ class _Placing:
         return float(np.median(ratio)) if len(ratio) else 0.0
 
     def _pose_from_depth(self, edge: Edge) -> list[Float64[np.ndarray, "3 4"]]:
-        """Pose by P3P and RANSAC from the placed frame's depth: needs no parallax and no relief."""
+        """Pose by P3P and RANSAC from the placed frame's depth, which needs neither parallax nor relief."""
         with np.errstate(divide="ignore"):
             depth = 1 / self._inverse_depth(edge.source, edge.raw_source)
         known = np.isfinite(depth) & (depth > 0)
@@ -257,7 +257,7 @@ class _Placing:
         return [pose] if inliers.sum() >= 4 else []
 
     def _score(self, matches: Joined, cam_from_world: Float64[np.ndarray, "*E 3 4"]) -> float:
-        """How much edges from placed frames agree with poses of their targets, across and along epipolar lines."""
+        """Score of poses, at most 0: how well edges from placed frames agree, across and along epipolar lines."""
         source, edge = matches.source, matches.edge
         relative = self._from_sources(source, cam_from_world)[edge]
         rays = (torch.from_numpy(rays)[:, None] for rays in (matches.rays_source, matches.rays_target))
@@ -269,20 +269,20 @@ class _Placing:
         ahead = points[:, 2] > 1e-9
         difference = points[:, :2] / np.where(ahead, points[:, 2], np.nan)[:, None] - matches.rays_target[:, :2]
         along = np.linalg.norm(difference, axis=1)
-        # Where the baseline is nearly nothing the line is undefined: the distance itself is the distance to it.
+        # With almost no baseline the line is undefined: the distance to the point is taken instead.
         across = np.where(np.linalg.norm(step, axis=1) < 1e-9, along, np.minimum(across, along))
         along, across = (np.where(ahead, part * matches.focal_target, BEHIND_PX) for part in (along, across))
         return -float(np.log1p(across / ACROSS_PX).sum() + np.log1p(along / ALONG_PX).sum())
 
     def _own_scale(self, frame: int, parents: list[int]) -> float:
-        """Scale of the frame's own depth map, so that it agrees with the frames around it."""
+        """Scale of the frame's depth map that agrees best with the frames around it."""
         ratios = [self._scale_ratios(self._edges[parent, frame]) for parent in parents]
         merged = np.concatenate(ratios)
         merged = merged[np.isfinite(merged) & (merged > 0)]
         return float(np.median(merged)) if len(merged) else float(self.scale[parents[0]])
 
     def _scale_ratios(self, edge: Edge) -> Float64[np.ndarray, " M"]:
-        """Scale at which each raw value of the target would be right."""
+        """Scale at which each raw value of the target would be correct."""
         relative = self._from_sources(edge.source, self.cam_from_world[edge.target]).numpy()
         if parallax_deg(edge) < MIN_PARALLAX_DEG or np.linalg.norm(relative[:, 3]) < 1e-9:
             inverse_depth = self._inverse_depth(edge.source, edge.raw_source)
@@ -304,7 +304,7 @@ class _Placing:
 
 
 def _fill_by_median(values: Float64[np.ndarray, " M"], edge: Int64[np.ndarray, " M"]) -> Float64[np.ndarray, " M"]:
-    """Where there is no value, the median of its edge, or 0."""
+    """Values with missing ones replaced by the median of their edge, or 0."""
     known = np.isfinite(values)
     filled = values.copy()
     for number in np.unique(edge[~known]).tolist():

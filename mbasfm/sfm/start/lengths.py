@@ -1,8 +1,8 @@
-"""Lengths of all baselines, and size and shift of all depth maps, from what pairs triangulate.
+"""Lengths of all baselines, and scale and shift of all depth maps, from what pairs triangulate.
 
 A pair triangulates inverse depth up to its unknown baseline: rho = b exp(lambda + g), with g the logarithm of inverse
-depth as the map has it, and lambda that of its unknown scale. The shift of a map is a ratio in which b cancels, so that
-it is found first, pair by pair. What is left is linear in the logarithms.
+depth according to the map, and lambda that of its unknown scale. The shift of a map is a ratio in which b cancels, so
+it is found first, pair by pair. The rest is linear in the logarithms.
 """
 
 from collections.abc import Sequence
@@ -17,39 +17,39 @@ from mbasfm.sfm.start.directed_pair import MIN_PARALLAX_DEG, Edge, Edges, parall
 from mbasfm.types.pairs import TwoView
 
 MAX_MATCHES = 200
-"""Matches that measure one pair; more make medians hardly better."""
+"""Largest number of matches that measure a pair; more hardly improve medians."""
 INDEPENDENT = 20
-"""Errors of a depth map go together over large parts of the image: more matches than this do not average them."""
+"""Number of matches beyond which errors of a depth map do not average out, as large parts of it err together."""
 SHIFT_PRIOR = 0.2
-"""Standard deviation of the shift before anything was seen, as a share of the median disparity."""
+"""Prior standard deviation of the shift, as a share of the median disparity."""
 LEAST_SPREAD = 0.01
-"""No median of logarithms is better known than this."""
+"""Least standard deviation of a median of logarithms."""
 ROUNDS, SMALLEST = 30, 1e-3
-"""Of re-weighting, and where an absolute value becomes a parabola, as a share of its scale."""
+"""Rounds of re-weighting, and where an absolute value becomes a parabola, as a share of its scale."""
 
 
 @dataclass(frozen=True)
 class PairDepths:
-    """What all pairs say about depth: row p from its first frame, row P + p from its second; NaN where unknown."""
+    """Depth from all pairs: row p from its first frame, row P + p from its second; NaN where unknown."""
 
     ends: Int64[np.ndarray, "P 2"]
     triangulated: Float64[np.ndarray, "D M"]
-    """Inverse depth for a baseline of 1."""
+    """Triangulated inverse depth for a baseline of 1."""
     raw: Float64[np.ndarray, "D M"]
     turned_z: Float64[np.ndarray, "P M"]
-    """Depth of the first frame's ray in the second if the camera only turned."""
+    """Depth of the first frame's ray in the second under a pure rotation."""
     parallax_deg: Float64[np.ndarray, " P"]
     error_deg: Float64[np.ndarray, " P"]
-    """Expected, of rotation and direction."""
+    """Expected error of rotation and direction."""
 
     @property
     def frame(self) -> Int64[np.ndarray, " D"]:
-        """Whose depth it is, row by row."""
+        """Frame whose depth each row holds."""
         return self.ends.T.ravel()
 
     @property
     def moved(self) -> Bool[np.ndarray, " P"]:
-        """Which pairs have enough parallax to triangulate."""
+        """Whether each pair has enough parallax to triangulate."""
         return self.parallax_deg >= MIN_PARALLAX_DEG
 
 
@@ -58,21 +58,21 @@ class Lengths:
     """Depth maps in one unit, and baselines in it."""
 
     shift: Float64[np.ndarray, " N"]
-    """Of raw disparity, before it is scaled; 0 for depth."""
+    """Shift of raw disparity, before it is scaled; 0 for depth."""
     log_scale: Float64[np.ndarray, " N"]
-    """Of inverse depth; NaN for frames without depth."""
+    """Log scale of inverse depth; NaN for frames without depth."""
     log_baseline: Float64[np.ndarray, " P"]
-    """NaN where neither frame knows."""
+    """Log length of the baseline; NaN where neither frame determines it."""
     spread: Float64[np.ndarray, " P"]
-    """Expected error of the logarithm."""
+    """Expected error of the log length."""
     log_nearness: Float64[np.ndarray, " N"]
     """Median logarithm of a frame's inverse depth."""
     part: Int64[np.ndarray, " N"]
-    """Frames of the same number have one unit; -1 for frames without depth."""
+    """Number of the part with a common unit of length; -1 for frames without depth."""
 
 
 def depths_of_pairs(views: Sequence[TwoView], edges: Edges) -> PairDepths:
-    """Triangulate every pair from both of its ends, under its own pose with a baseline of 1."""
+    """Depth triangulated in every pair from both of its ends, under its own pose with a baseline of 1."""
     found = [edges[view.i, view.j] for view in views]
     return PairDepths(
         np.array([(view.i, view.j) for view in views]).reshape(-1, 2),
@@ -107,7 +107,7 @@ def measure_lengths(depths: PairDepths, is_disparity: Bool[np.ndarray, " N"]) ->
 def scales_at(
     depths: PairDepths, lengths: Lengths, centers: Float64[np.ndarray, "N 3"], is_disparity: Bool[np.ndarray, " N"]
 ) -> Float64[np.ndarray, " N"]:
-    """Logarithmic scales of inverse depth that fit known positions; as they were where no pair tells."""
+    """Log scales of inverse depth that fit known positions; unchanged where no pair determines them."""
     level, sigma = _levels(depths, log_inverse(depths, lengths.shift, is_disparity))
     with np.errstate(divide="ignore"):
         baseline = np.log(np.linalg.norm(np.diff(centers[depths.ends], axis=1)[:, 0], axis=1))
@@ -119,7 +119,7 @@ def scales_at(
 def _levels(
     depths: PairDepths, log_raw: Float64[np.ndarray, "D M"]
 ) -> tuple[Float64[np.ndarray, " D"], Float64[np.ndarray, " D"]]:
-    """Median log b + lambda of every row, and its expected error; points behind the camera are as far as can be."""
+    """Median log b + lambda of every row, and its expected error; points behind the camera count as infinitely far."""
     with np.errstate(divide="ignore"):
         return _medians(np.log(np.maximum(depths.triangulated, 0.0)) - log_raw)
 
@@ -127,7 +127,7 @@ def _levels(
 def log_inverse(
     depths: PairDepths, shift: Float64[np.ndarray, " N"], is_disparity: Bool[np.ndarray, " N"]
 ) -> Float64[np.ndarray, "D M"]:
-    """Logarithm of inverse depth as the maps have it, up to their scales; NaN where there is none."""
+    """Logarithm of inverse depth according to the maps, up to their scales; NaN where there is none."""
     frame = depths.frame
     value = depths.raw + shift[frame, None]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -140,9 +140,9 @@ def log_inverse(
 
 
 def fit_shifts(depths: PairDepths, is_disparity: Bool[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
-    """Shift of each frame's raw disparity: the median of what its pairs say, each with the weight of its precision.
+    """Shift of each frame's raw disparity: the median of its pairs' estimates, weighted by their precision.
 
-    The belief that there is none is one vote more. Nine tenths of what is seen stay in front of the camera.
+    A prior of no shift has a vote too. Nine tenths of the points stay in front of the camera.
     """
     frame, count = depths.frame, len(is_disparity)
     usable = np.tile(depths.moved, 2) & is_disparity[frame]
@@ -160,7 +160,7 @@ def _intercepts(
 ) -> tuple[Float64[np.ndarray, " D"], Float64[np.ndarray, " D"]]:
     """B / A and its standard deviation for the lines y = A x + B of least absolute deviation, row by row.
 
-    Errors are half absolute, of matches, and half relative, of depth. Where a line does not rise the row has no vote.
+    Errors are half absolute, of matches, and half relative, of depth. Rows whose line does not rise have no vote.
     """
     known = np.isfinite(x) & np.isfinite(y)
     middle = _quantile(np.where(known, x, np.nan), 0.5)
@@ -223,7 +223,7 @@ def _solve_differences(
 def _merge(
     estimate: Float64[np.ndarray, "2 P"], sigma: Float64[np.ndarray, "2 P"]
 ) -> tuple[Float64[np.ndarray, " P"], Float64[np.ndarray, " P"]]:
-    """Weighted means of two estimates, or the only one that is known, and their expected errors."""
+    """Weighted mean of two estimates, or the only known one, and its expected error."""
     known = np.isfinite(estimate) & np.isfinite(sigma)
     weight = np.where(known, 1 / np.where(known, sigma, 1.0) ** 2, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -260,7 +260,7 @@ def _medians(values: Float64[np.ndarray, "D M"]) -> tuple[Float64[np.ndarray, " 
 
 
 def _quantile(values: Float64[np.ndarray, "D M"], share: float) -> Float64[np.ndarray, " D"]:
-    """Of what is known in every row; NaN for rows without values."""
+    """Quantile of the known values in every row; NaN for rows without values."""
     ranked = np.sort(values, axis=1)  # NaN come last
     place = share * np.maximum((~np.isnan(values)).sum(1) - 1, 0)
     low, high = (np.take_along_axis(ranked, f(place).astype(int)[:, None], 1)[:, 0] for f in (np.floor, np.ceil))
@@ -271,24 +271,24 @@ def _quantile(values: Float64[np.ndarray, "D M"], share: float) -> Float64[np.nd
 def _median_of_frames(
     depths: PairDepths, values: Float64[np.ndarray, "D M"], num_frames: int
 ) -> Float64[np.ndarray, " N"]:
-    """Of the medians of all rows of a frame."""
+    """Median over each frame of the medians of its rows."""
     rows = _quantile(values, 0.5)
     return _weighted_medians(depths.frame, rows, np.ones(len(rows)), num_frames)
 
 
 def _halves(rows: np.ndarray) -> np.ndarray:
-    """Rows of the first frames and of the second, one above the other."""
+    """Rows of the first frames above those of the second."""
     return rows.reshape(2, len(rows) // 2, *rows.shape[1:])
 
 
 def _thin(values: Float64[np.ndarray, " M"]) -> Float64[np.ndarray, " m"]:
-    """Values at equal distances."""
+    """Evenly spaced values."""
     count = min(len(values), MAX_MATCHES)
     return values[np.arange(count) * len(values) // max(count, 1)]
 
 
 def _pad(rows: Sequence[Float64[np.ndarray, " _"]]) -> Float64[np.ndarray, "D M"]:
-    """Rows of one length, with NaN at the end."""
+    """Rows padded with NaN to one length."""
     table = np.full((len(rows), max([1, *map(len, rows)])), np.nan)
     for number, row in enumerate(rows):
         table[number, : len(row)] = row

@@ -1,4 +1,4 @@
-"""Positions of all cameras from directions with lengths: linear, without drift of scale, also along a straight line."""
+"""Positions of all cameras from directions with lengths: linear, without scale drift, even along a straight line."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,18 @@ from mbasfm.sfm.start.lengths import Lengths, PairDepths
 from mbasfm.types.pairs import TwoView
 
 ROUNDS = 20
-"""Of least unsquared deviations, twice, and without outliers."""
+"""Rounds of each of three passes: least unsquared deviations, twice, then without outliers."""
 OUTLIER = 3.0
-"""Standard deviations at which a pair stops pulling, in the last rounds."""
+"""Standard deviations at which a pair loses its influence, in the last rounds."""
 SMALLEST = 1e-3
-"""Where an absolute value becomes a parabola [standard deviations]."""
+"""Residual below which an absolute value becomes a parabola [standard deviations]."""
 MAX_FACTOR = 1000.0
-"""By which errors may be larger or smaller than expected."""
+"""Largest factor between actual and expected errors, either way."""
 MANY_LOOPS = 10
-"""Independent loops of pairs from which on they say more about errors than what was expected before. Set after one look
+"""Number of independent loops of pairs above which they say more about errors than expectation. Set after one look
 at agreement in third views, on bags of five photographs of castle, which have three."""
 LOOSE = 10.0
-"""Standard deviation of the logarithm of a length that nothing tells."""
+"""Standard deviation of the logarithm of an unknown length."""
 
 
 def positions_with_lengths(
@@ -31,7 +31,7 @@ def positions_with_lengths(
     """Camera centres with centre_j - centre_i = b d for every pair; the first frame of each component is at the origin.
 
     Least unsquared deviations first, which are convex, so that the start does not matter; then outliers are cut off.
-    Errors are relative to the length; how much directions and lengths are worth, each kind by itself, shows in how
+    Errors are relative to the length; how precise directions and lengths are, each kind by itself, follows from how
     well they agree. Cameras of pairs without parallax are pulled together.
     """
     graph = FrameGraph.build(depths.ends, len(rotation))
@@ -56,13 +56,13 @@ def positions_with_lengths(
 
 
 def _errors(rest: np.ndarray, line: np.ndarray, across: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Errors across and along the baselines, in what was expected."""
+    """Errors across and along the baselines, relative to the expected ones."""
     ahead = (rest * line).sum(1)
     return np.linalg.norm(rest - ahead[:, None] * line, axis=1) / across, np.abs(ahead) / along
 
 
 def _typical(errors: Float64[np.ndarray, " P"], loops: int) -> float:
-    """How large errors are, in what was expected: as expected where hardly any loop of pairs could show it."""
+    """Typical error relative to the expected one; 1 where hardly any loop of pairs could show it."""
     if loops <= 0:
         return 1.0
     found = np.clip(np.quantile(errors, 0.75), 1 / MAX_FACTOR, MAX_FACTOR)
@@ -72,15 +72,15 @@ def _typical(errors: Float64[np.ndarray, " P"], loops: int) -> float:
 def _lines(
     views: Sequence[TwoView], rotation: Float64[np.ndarray, "N 3 3"], ends: Int64[np.ndarray, "P 2"]
 ) -> Float64[np.ndarray, "P 3"]:
-    """Directions from the first camera to the second, in the axes of the world."""
+    """Directions from the first camera to the second, in world axes."""
     # The translation of j_from_i points from centre j to centre i, in the frame of j.
     return -np.einsum("pji,pj->pi", rotation[ends[:, 1]], np.stack([view.j_from_i[:, 3] for view in views]))
 
 
 def _expectations(depths: PairDepths, lengths: Lengths, graph: FrameGraph) -> tuple[np.ndarray, ...]:
-    """Length of each baseline, and how far its end may be off across and along it, in the unit of the depth.
+    """Length of each baseline, and its expected error across and along it, in the unit of depth.
 
-    An error of the rotation moves the images of points as a translation would: by parallax it is a share of the length.
+    An error of the rotation moves the images of points as a translation would: over parallax, a share of the length.
     No baseline is shorter than parallax times distance; one that seems to be is wrong, and must not seem precise too.
     """
     distance = np.exp(-_fill(lengths.log_nearness, graph.label))[depths.ends].mean(1)
@@ -96,7 +96,7 @@ def _expectations(depths: PairDepths, lengths: Lengths, graph: FrameGraph) -> tu
 
 
 def _fill(values: Float64[np.ndarray, " N"], label: Int64[np.ndarray, " N"]) -> Float64[np.ndarray, " N"]:
-    """Where there is no value, the median of its component, or 0."""
+    """Values with missing ones replaced by the median of their component, or 0."""
     filled = values.copy()
     for part in np.unique(label[~np.isfinite(values)]).tolist():
         mine = label == part

@@ -1,7 +1,7 @@
-"""Which of several sets of cameras is best, by points that two frames triangulate and a third one sees.
+"""Choice among several sets of cameras, by points that two frames triangulate and a third one sees.
 
-Pairs alone cannot tell how long baselines are to each other, and depth would judge what it has made itself. A point
-that two frames triangulate must appear in the third where it was found there.
+Pairs alone cannot tell the relative lengths of baselines, and depth would judge its own result. A point that two
+frames triangulate must appear in the third where it was observed there.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from mbasfm.types.cameras import Cameras
 from mbasfm.types.pairs import Keypoints, TwoView
 
 PER_FRAME = 200
-"""Points that each frame is asked about, at most."""
+"""Largest number of points that each frame checks."""
 MIN_TRANSFERS = 30
-"""Fewer in a component decide nothing."""
+"""Least number of checks in a component; with fewer it is undecided."""
 DOUBT = 2.0
-"""Standard deviations of the mean gain over frames by which one candidate must be better than another."""
+"""Standard deviations of the mean gain over frames by which a candidate must be better than another."""
 LIMITS_PX = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""What counts is the share of points within each, on average [px at a long side of 1024]."""
+"""Limits of the error; the score is the mean share of points within them [px at a long side of 1024]."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Transfers:
     """Tracks in three frames: two triangulate, the third checks."""
 
     frames: Int64[Tensor, "T 3"]
-    """The one that checks first."""
+    """Frames, first the one that checks."""
     pixels: Float64[Tensor, "T 3 2"]
 
 
 def find_transfers(views: Sequence[TwoView], keypoints: Sequence[Keypoints], seed: int) -> Transfers:
-    """Each observation of a track over three or more frames once as the one to be found, from two others by lot.
+    """Transfers that check each observation of a track over three or more frames once, from two others drawn by lot.
 
-    Tracks that show two places in one frame are wrong somewhere and left out.
+    Tracks with two places in one frame are wrong somewhere and left out.
     """
     frame, track, size = connect(views, keypoints)
     pixels = np.concatenate([points.pixels for points in keypoints]).astype(np.float64)
@@ -58,9 +58,9 @@ def find_transfers(views: Sequence[TwoView], keypoints: Sequence[Keypoints], see
 
 
 def transfer_errors_px(cameras: Cameras, transfers: Transfers) -> Float[Tensor, " T"]:
-    """How far from its observation a point appears in the third frame [px at a long side of 1024]; infinite behind it.
+    """Distance of each observation from its transferred point [px at a long side of 1024]; infinite behind the camera.
 
-    Inverse depth in the second is where the match is nearest in the first of the two; none is less than 0.
+    Inverse depth in the second frame, at least 0, is that with which the point comes nearest to its match in the third.
     """
     seen, near, far = transfers.frames.unbind(1)
     rays = unit_rays(transfers.pixels, cameras.intrinsics, transfers.frames)
@@ -73,7 +73,7 @@ def transfer_errors_px(cameras: Cameras, transfers: Transfers) -> Float[Tensor, 
 
 
 def agreement(cameras: Cameras, transfers: Transfers) -> Float64[np.ndarray, " N"]:
-    """For each frame the share of points within the limits, on average over limits, in [0, 1]; NaN without points."""
+    """Share of each frame's points within the limits, averaged over the limits, in [0, 1]; NaN without points."""
     error = transfer_errors_px(cameras, transfers)
     within = (error[:, None] <= torch.tensor(LIMITS_PX)).double().mean(1).numpy()
     seen = transfers.frames[:, 0].numpy()
@@ -85,7 +85,7 @@ def agreement(cameras: Cameras, transfers: Transfers) -> Float64[np.ndarray, " N
 def choose(
     candidates: Sequence[Cameras], transfers: Transfers, component: Int64[np.ndarray, " N"], otherwise: int
 ) -> Int64[np.ndarray, " N"]:
-    """Number of the best candidate for every frame's component; a later one must be better beyond doubt.
+    """Number of the best candidate for each frame's component; a later one must be better beyond doubt.
 
     It is ``otherwise`` in components where hardly any track has three frames.
     """
@@ -100,7 +100,7 @@ def choose(
 
 
 def _winner(scores: Float64[np.ndarray, "C F"]) -> int:
-    """Candidate that frames agree with most; what they agree with about equally, frame by frame, is equal."""
+    """Candidate that frames agree with most; a later one wins only beyond doubt, by gains of single frames."""
     best = 0
     for number in range(1, len(scores)):
         gain = scores[number] - scores[best]
@@ -110,7 +110,7 @@ def _winner(scores: Float64[np.ndarray, "C F"]) -> int:
 
 
 def mix(candidates: Sequence[Cameras], chosen: Int64[np.ndarray, " N"]) -> Cameras:
-    """Cameras of each frame from the candidate of its number; lenses are those of the first."""
+    """Cameras of each frame from its chosen candidate; lenses are those of the first."""
     rows, number = torch.arange(len(chosen)), torch.from_numpy(chosen)
 
     def take(values: Sequence[Tensor]) -> Tensor:
@@ -125,7 +125,7 @@ def mix(candidates: Sequence[Cameras], chosen: Int64[np.ndarray, " N"]) -> Camer
 
 
 def _first_of_each(group: Int64[np.ndarray, " M"], lot: Float64[np.ndarray, " M"]) -> Int64[np.ndarray, " K"]:
-    """Rows with the smallest lots of each group, at most so many as a frame is asked about."""
+    """Rows with the smallest lots of each group, at most PER_FRAME."""
     order = np.lexsort([lot, group])
     begin = np.searchsorted(group[order], group[order])
     return np.sort(order[np.arange(len(order)) - begin < PER_FRAME])
