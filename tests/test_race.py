@@ -25,10 +25,8 @@ from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import SPLIT
 from mbasfm.config import Config
 from mbasfm.datasets.plain import Plain
-from mbasfm.io.cache import Cache
 from mbasfm.io.images import find_photos
-from mbasfm.matching.observe import observe
-from mbasfm.runtime.progress import Progress
+from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.sfm.pairs.pose_graph import find_components
 from mbasfm.sfm.pairs.verify_pairs import verify_pairs
 from mbasfm.sfm.sampling import draw_samples
@@ -36,7 +34,8 @@ from mbasfm.sfm.start.adjust_best import Judge, adjust_best
 from mbasfm.sfm.start.astray import find_astray, place_again
 from mbasfm.sfm.start.candidates import start_cameras
 from mbasfm.sfm.start.race import agreement, choose, find_transfers, mix, transfer_errors_px
-from mbasfm.sfm.user_files import read_given
+from mbasfm.sfm.starting_intrinsics import known_intrinsics
+from mbasfm.sfm.user_files import UserFiles, read_given
 from mbasfm.types.cameras import Cameras
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -214,8 +213,10 @@ def test_photographs_know_their_true_cameras(tmp_path):
     assert [photo.name for photo in photos] == list(truth.names)
     (tmp_path / "cameras.json").write_text(json.dumps({"images": truth.calibration()}))
     config = Config(depth="flat", matcher="sift", cameras=str(tmp_path / "cameras.json"))
-    observations = observe(photos, config, Cache(None), Progress())
-    start, views = verify_pairs(observations, read_given(photos, config).cameras, config, Cache(None), Progress())
+    observations = observe(photos, load_depth(config.depth), load_matchers(config.matcher), WantedPairs())
+    given = read_given(photos, config.part(UserFiles))
+    start = known_intrinsics(photos, given.cameras, config.intrinsics)
+    _, views = verify_pairs(observations, start, config.lens, config.max_error_px)
     transfers = find_transfers(views, observations.keypoints, 0)
     pose = torch.from_numpy(np.ascontiguousarray(truth.cam_from_world))
     cameras = Cameras.with_depth_as_given(pose, start.intrinsics)
