@@ -103,14 +103,15 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         alone = [view.num_inliers for view in verified if stands_alone(view)]
         facts.update(pairs=len(alone), inliers=sum(alone))
     with stage("graph") as facts:
-        views, trust = build_graph(verified, seen, start.intrinsics, config.tree, config.min_covisibility)
-        parts = int(find_components(views, len(seen.photos)).max(initial=-1)) + 1
-        facts.update(trust.facts([photo.name for photo in seen.photos]) if trust is not None else {})
-        facts.update(edges=2 * len(views), components=parts)
+        graph = build_graph(verified, seen, start.intrinsics, config.tree, config.min_covisibility)
+        parts = int(find_components(graph.views, len(seen.photos)).max(initial=-1)) + 1
+        facts.update(graph.trust.facts() if graph.trust is not None else {})
+        facts.update(edges=2 * len(graph.views), components=parts)
     demand = config.samples_per_edge, config.objective == "split", config.max_memory_gb
-    views, stock = within_budget(views, len(seen.photos), *demand, folder)
+    views, stock = within_budget(graph.views, len(seen.photos), *demand, folder)
+    solved = Solved(seen, start, verified, replace(graph, views=views))
     if not views:
-        return Solved(seen, start, verified, views)
+        return solved
     with stage("initialize") as facts:
         known = seen.keypoints, start.intrinsics, seen.is_disparity
         starts, has_pose = from_main(lambda: start_cameras(views, *known, config.tree, given.poses))
@@ -118,7 +119,7 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
         say("no verified match has depth, so there is nothing to adjust")
-        return Solved(seen, start, verified, views)
+        return solved
     with stage("adjust") as facts:
         stages, held = stages_of(config, start.is_told), start.held(config.lens)
         judge = Judge.build(views, seen.keypoints, config.max_error_px, config.seed)
@@ -126,16 +127,17 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         best, adjustment = adjust_best(starts, adjust_start, judge if config.tree == "consistent" else None)
         placed = Placed(best, samples, adjustment)
         facts.update(placed.facts())
-    return Solved(seen, start, verified, views, placed)
+    return replace(solved, placed=placed)
 
 
 def complete(solved: Solved, given: Given, config: Config) -> Reconstruction:
     """From adjusted cameras to a result: drop matches that contradict depth, polish, retry, align."""
-    seen, views = solved.observations, solved.views
+    seen, graph = solved.observations, solved.graph
     adjustment = None if solved.placed is None else solved.placed.adjustment
     if adjustment is not None:
         with stage("depth check") as facts:
-            views = drop_contradictions(views, adjustment.cameras, seen.keypoints)
-            facts["dropped"] = sum(v.num_inliers for v in solved.views) - sum(v.num_inliers for v in views)
-    result = finish(seen, solved.start, views, adjustment, given.priors, config.part(Finishing))
+            views = drop_contradictions(graph.views, adjustment.cameras, seen.keypoints)
+            facts["dropped"] = sum(v.num_inliers for v in graph.views) - sum(v.num_inliers for v in views)
+            graph = replace(graph, views=views)
+    result = finish(seen, solved.start, graph, adjustment, given.priors, config.part(Finishing))
     return align_world(result, given.world)

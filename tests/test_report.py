@@ -29,6 +29,7 @@ from mbasfm.scene.framing import upright
 from mbasfm.scene.report_file import read_report
 from mbasfm.sfm.residual_curves import HISTOGRAM, sample_histograms, track_errors_px
 from mbasfm.types.outcome import (
+    Bridge,
     CameraRow,
     ComponentRow,
     FocalSource,
@@ -162,6 +163,14 @@ def test_missing_photographs_are_named_with_reason_and_advice():
     assert verdict.remarks[0].tone == "bad" and "2.jpg" in verdict.remarks[0].text
     assert "no other photograph shares enough matches" in verdict.remarks[0].text
     assert "--matcher sift+xfeat" in verdict.remarks[0].advice
+
+
+def test_groups_that_stay_apart_are_told_with_what_would_join_them():
+    single = Bridge(((0, 1), (2,)), ((0, 2), (1, 2)), 1, 0.5, 2.0)
+    unlikely = Bridge(((0,), (1, 2)), ((0, 1),), 1, -3.0, 2.0)
+    told = [remark.text for remark in judge(replace(fine_report(), kept_apart=(unlikely, single))).remarks]
+    assert "2 photographs and 2.jpg stay apart" in told[0] and "0.jpg with 2.jpg, 1.jpg with 2.jpg" in told[0]
+    assert "3 to 1, and 100 to 1 are asked for" in told[0] and "1 to 1000" in told[1]
 
 
 def test_advice_follows_the_kind_of_the_reason_and_not_its_words():

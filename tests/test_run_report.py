@@ -11,6 +11,7 @@ import mbasfm
 from mbasfm.errors import InputError
 from mbasfm.scene.report_file import read_report, report_from_json, report_to_json, write_report_json
 from mbasfm.types.outcome import (
+    Bridge,
     CameraRow,
     ComponentRow,
     FocalSource,
@@ -48,6 +49,7 @@ def full_report():
     return RunReport(
         images=(good, *rows),
         components=(best, *parts),
+        kept_apart=(Bridge(((0, 1), (2,)), ((0, 2), (1, 2)), 1, -0.5, 2.3),),
         world={"frame": "up", "components": [{"component": 0, "aligned": True}]},
         source="/a",
         settings={"depth": "auto", "matcher": "sift", "polish": True},
@@ -134,12 +136,13 @@ def test_an_older_report_keeps_its_words():
         lambda c: c["images"][0].update(component="0"),
         lambda c: c["images"][0].update(inlier_share="much"),
         lambda c: c["images"][1]["why"].update(kind="bad weather"),
-        lambda c: c["images"][4]["why"].update(values=[]),
-        lambda c: c["images"][4]["why"].update(values=["few"]),
+        lambda c: c["images"][5]["why"].update(values=[]),
+        lambda c: c["images"][5]["why"].update(values=["few"]),
         lambda c: c["cameras"][0].update(focal_from="hearsay"),
         lambda c: c["pairs"].update(i=[0.5]),
         lambda c: c.update(notes=[None]),
         lambda c: c.update(settings=[]),
+        lambda c: c["kept_apart"][0].update(groups=[[0], [0.5]]),
     ],
 )
 def test_a_damaged_report_is_refused_by_name(tmp_path, damage):

@@ -268,7 +268,7 @@ def test_one_weak_bridge_is_cut_and_told():
     assert num_groups(result.views) == 2 and len(result.views) == len(INSIDE)
     (bridge,) = result.cut
     assert bridge.groups == ((0, 1, 2, 3), (4, 5, 6, 7)) and bridge.pairs == ((1, 6),)
-    assert bridge.log10_odds == pytest.approx(0.5) and "only pair" in bridge.reason
+    assert bridge.log10_odds == pytest.approx(0.5)
 
 
 def test_one_bridge_beyond_doubt_is_enough_unless_depth_speaks_against_it():

@@ -13,7 +13,7 @@ from mbasfm.sfm.outcome import has_parallax
 from mbasfm.types.outcome import ALL_PAIRS, FocalSource, ImageRow, NoPose, NotPolished, Reason, RunReport
 
 Tone = Literal["good", "fair", "bad"]
-SHOWN_NAMES = 5
+SHOWN_NAMES, SHOWN_BRIDGES = 5, 3
 SURE_SHARE, UNSURE_SHARE = 0.8, 0.5
 """Shares of a photograph's matches that agree with its pose: above the first it is sure, below the second unsure."""
 SHARP_PX = 1.5
@@ -22,7 +22,7 @@ WEAK_DEPTH = 0.25
 """Relative depth error above which depth hardly helps."""
 FEW_INLIERS, FEW_POINTS = 60, 50
 SHORT_TRACK = 2.5
-LACKS_MATCHES = (NoPose.NO_PAIR, NoPose.FEW_MATCHES_AGREE)
+LACKS_MATCHES = (NoPose.NO_PAIR, NoPose.NOT_PROVEN, NoPose.FEW_MATCHES_AGREE)
 """Reasons for which more matches may help."""
 MORE_MATCHES = "More matches help: more overlap, sharper photographs, another matcher."
 POLISH_ADVICE = {NotPolished.SWITCHED_OFF: "Leave out --no-polish.", NotPolished.HELD: ""}
@@ -56,6 +56,7 @@ def judge(report: RunReport) -> Verdict:
         _missing,
         _hopeless,
         _components,
+        _kept_apart,
         _turned,
         _doubtful,
         _polish,
@@ -169,6 +170,29 @@ def _components(report: RunReport) -> Iterator[Remark]:
             "each has its own origin and scale.",
             "Add photographs that show two of the places at once, or try --pairs exhaustive.",
         )
+
+
+def _kept_apart(report: RunReport) -> Iterator[Remark]:
+    """Remarks on groups that may belong together, the likeliest first."""
+    likely = sorted(report.kept_apart, key=lambda bridge: bridge.needed_log10_odds - bridge.log10_odds)
+    for bridge in likely[:SHOWN_BRIDGES]:
+        sizes = " and ".join(_photographs(group, report) for group in bridge.groups)
+        pairs = [f"{report.images[i].name} with {report.images[j].name}" for i, j in bridge.pairs]
+        yield Remark(
+            "fair",
+            f"{sizes} stay apart: what would join them ({_list(pairs)}) is right with odds of "
+            f"{_odds(bridge.log10_odds)}, and {_odds(bridge.needed_log10_odds)} are asked for.",
+            "Look at these photographs; if they show one place, take some in between.",
+        )
+
+
+def _photographs(group: Sequence[int], report: RunReport) -> str:
+    return report.images[group[0]].name if len(group) == 1 else f"{len(group)} photographs"
+
+
+def _odds(log10_odds: float) -> str:
+    """Odds as people write them."""
+    return f"{10**log10_odds:.0f} to 1" if log10_odds >= 0 else f"1 to {10 ** min(-log10_odds, 9):.0f}"
 
 
 def _turned(report: RunReport) -> Iterator[Remark]:

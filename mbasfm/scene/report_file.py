@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from mbasfm.errors import InputError
 from mbasfm.io.text_files import plain_json, read_json, write_text
 from mbasfm.types.outcome import (
+    Bridge,
     CameraRow,
     ComponentRow,
     FocalSource,
@@ -97,6 +98,7 @@ def report_to_json(report: RunReport) -> Json:
     content = {
         "images": [_image_to_json(row) for row in report.images],
         "components": [_component_to_json(row) for row in report.components],
+        "kept_apart": [asdict(bridge) for bridge in report.kept_apart],
         **({} if report.world is None else {"world": dict(report.world)}),
         "skipped": [asdict(item) for item in report.skipped],
         "stages": [stage_to_json(row) for row in report.stages],
@@ -160,6 +162,7 @@ def report_from_json(content: Any) -> RunReport:
     return RunReport(
         images=_each(_image_from_json, content["images"]),
         components=_each(_component_from_json, _components_of(content, stages)),
+        kept_apart=_each(_bridge_from_json, content.get("kept_apart", [])),
         world=content.get("world"),
         source=_text(content["source"]),
         settings=_facts(content["settings"]),
@@ -175,6 +178,13 @@ def report_from_json(content: Any) -> RunReport:
         skipped=_each(lambda item: SkippedFile(_text(item["name"]), _text(item["reason"])), content.get("skipped", [])),
         outputs={kind: _each(_text, paths) for kind, paths in _facts(content.get("outputs", {})).items()},
     )
+
+
+def _bridge_from_json(content: Json) -> Bridge:
+    first, second = (_each(_whole, group) for group in content["groups"])
+    pairs = _each(lambda pair: (_whole(pair[0]), _whole(pair[1])), content["pairs"])
+    odds = float(content["log10_odds"]), float(content["needed_log10_odds"])
+    return Bridge((first, second), pairs, _whole(content["agreeing"]), *odds)
 
 
 def stage_row(content: Json) -> StageRow:

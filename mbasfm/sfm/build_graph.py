@@ -1,6 +1,7 @@
 """The pose graph: which verified pairs become edges."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mbasfm.config import Tree
 from mbasfm.estimators.two_view import stands_alone
@@ -9,7 +10,22 @@ from mbasfm.sfm.pairs.trust import Trust, trust_pairs
 from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import Bridge
 from mbasfm.types.pairs import TwoView
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Pairs that are edges, and what was said about the others."""
+
+    views: list[TwoView]
+    trust: Trust | None = None
+    """None where pairs were not judged."""
+
+    @property
+    def kept_apart(self) -> tuple[Bridge, ...]:
+        """Groups that were not joined, as the pairs between them are not beyond doubt."""
+        return () if self.trust is None else self.trust.cut
 
 
 def build_graph(
@@ -18,8 +34,8 @@ def build_graph(
     intrinsics: Intrinsics,
     tree: Tree,
     min_covisibility: float,
-) -> tuple[list[TwoView], Trust | None]:
-    """The edges: pairs that are believed, agree with averaged rotations and see enough in common; and why.
+) -> Graph:
+    """The edges: pairs that are believed, agree with averaged rotations and see enough in common.
 
     The paper's tree takes every pair that stands alone.
     """
@@ -29,4 +45,4 @@ def build_graph(
         rays = rays_of(observations.keypoints, intrinsics)
         trust = trust_pairs(verified, observations, intrinsics, rays)
         views = agree_with(trust.views, average_rotations(trust.views, num_frames), rays) if trust.views else []
-    return select_edges(views, num_frames, min_covisibility), trust
+    return Graph(select_edges(views, num_frames, min_covisibility), trust)

@@ -16,6 +16,7 @@ from mbasfm.polish.place_by_points import RegisteredFrame, place_by_points
 from mbasfm.polish.polish import Polished, PolishSettings, polish, triangulate
 from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction, color_points
+from mbasfm.sfm.build_graph import Graph
 from mbasfm.sfm.outcome import component_row, find_reasons, has_parallax, image_rows
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, lenses_of
@@ -42,15 +43,15 @@ class Finishing:
 def finish(
     observations: Observations,
     start: StartIntrinsics,
-    views: Sequence[TwoView],
+    graph: Graph,
     adjustment: Adjustment | None,
     priors: PosePriors | None,
     how: Finishing,
 ) -> Reconstruction:
     """Reconstruction with polished components, second attempts for left-out frames, and an outcome per photograph."""
     count = len(observations.photos)
-    reasons = find_reasons(count, views, adjustment)
-    kept = [view for view in views if reasons[view.i] is None and reasons[view.j] is None]
+    reasons = find_reasons(count, graph, adjustment)
+    kept = [view for view in graph.views if reasons[view.i] is None and reasons[view.j] is None]
     if adjustment is not None and priors is not None:
         adjustment = anchored(adjustment, torch.from_numpy(find_components(kept, count)), priors)
     cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, observations)
@@ -72,7 +73,7 @@ def finish(
     names = tuple(photo.name for photo in observations.photos)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
     rows = image_rows(observations, component, reasons, adjustment)
-    report = RunReport(rows, tuple(component_row(item) for item in finished))
+    report = RunReport(rows, tuple(component_row(item) for item in finished), graph.kept_apart)
     _tell(rows, len(finished))
     models = tuple(item.model for item in finished)
     return Reconstruction(names, pose_graph(kept), cameras, registered, numbers, models, report)

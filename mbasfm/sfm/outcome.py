@@ -12,6 +12,7 @@ from mbasfm.adjust.adjust import Adjustment
 from mbasfm.config import Config
 from mbasfm.polish.polish import Polished
 from mbasfm.scene.reconstruction import finite, spread_of
+from mbasfm.sfm.build_graph import Graph
 from mbasfm.sfm.start.adjust_best import score_of
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.types.cameras import Cameras
@@ -25,13 +26,14 @@ MIN_PARALLAX_PX = 2.0
 """Least parallax at which distances are more than guesses [px at a long side of 1024]."""
 
 
-def find_reasons(count: int, views: Sequence[TwoView], adjustment: Adjustment | None) -> list[Reason[NoPose] | None]:
-    """Reason why each photograph has no pose; None for those that have one."""
-    seen = {frame for view in views for frame in (view.i, view.j)}
+def find_reasons(count: int, graph: Graph, adjustment: Adjustment | None) -> list[Reason[NoPose] | None]:
+    """Why each photograph has no pose; None for those that have one."""
+    seen = {frame for view in graph.views for frame in (view.i, view.j)}
+    doubted = {frame for bridge in graph.kept_apart for pair in bridge.pairs for frame in pair}
     reasons: list[Reason[NoPose] | None] = []
     for frame in range(count):
         if frame not in seen:
-            reasons.append(Reason(NoPose.NO_PAIR))
+            reasons.append(Reason(NoPose.NOT_PROVEN if frame in doubted else NoPose.NO_PAIR))
         elif adjustment is None:
             reasons.append(Reason(NoPose.NO_DEPTH))
         else:

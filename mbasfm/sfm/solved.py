@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from mbasfm.sfm.build_graph import Graph
 from mbasfm.sfm.outcome import Placed
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics
 from mbasfm.sfm.user_files import Given
@@ -30,7 +31,7 @@ class Solved:
     start: StartIntrinsics
     verified: list[TwoView]
     """Pairs that agree with one relative pose."""
-    views: list[TwoView]
-    """Verified pairs that are edges of the graph."""
+    graph: Graph
+    """Those of them that are edges."""
     placed: Placed | None = None
     """Adjusted cameras; None if nothing could be adjusted."""

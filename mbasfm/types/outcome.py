@@ -12,6 +12,7 @@ class NoPose(Enum):
     """Why a photograph has no pose."""
 
     NO_PAIR = "no other photograph shares enough matches that agree with one relative pose"
+    NOT_PROVEN = "what connects it to other photographs is not beyond doubt"
     NO_DEPTH = "none of its verified matches has depth"
     NO_EDGE = "no edge to any other frame"
     FEW_MATCHES_AGREE = "only {:.1f} % of its matches agree with any pose that was tried"
@@ -201,6 +202,22 @@ class Residuals:
 
 
 @dataclass(frozen=True)
+class Bridge:
+    """Pairs that would join two groups of photographs, which stay apart because the pairs are not beyond doubt.
+
+    Photographs are numbers of rows in the report.
+    """
+
+    groups: tuple[tuple[int, ...], tuple[int, ...]]
+    pairs: tuple[tuple[int, int], ...]
+    agreeing: int
+    """Largest number of pairs that turn one group against the other in the same way."""
+    log10_odds: float
+    """Odds that these are right."""
+    needed_log10_odds: float
+
+
+@dataclass(frozen=True)
 class StageRow:
     """One stage of a run."""
 
@@ -218,6 +235,8 @@ class RunReport:
     images: tuple[ImageRow, ...]
     components: tuple[ComponentRow, ...]
     """Largest first."""
+    kept_apart: tuple[Bridge, ...] = ()
+    """Groups that look as if they belonged together, but not beyond doubt."""
     world: Mapping[str, Any] | None = None
     """Frame of reference of the result and how well each component fits it; None if none was asked for."""
     source: str = ""

@@ -11,6 +11,7 @@ from mbasfm.estimators.chance import MAX_LOG10_FALSE_ALARMS
 from mbasfm.sfm.pairs.judge import Verdict
 from mbasfm.sfm.pairs.pose_graph import MAX_TRIPLET_ERROR_DEG, find_groups
 from mbasfm.sfm.start.averaging import average_rotations
+from mbasfm.types.outcome import Bridge
 from mbasfm.types.pairs import TwoView
 
 PROOF_LOG10 = -MAX_LOG10_FALSE_ALARMS
@@ -23,26 +24,6 @@ MAX_DEPTH_LOG10_AGAINST = 1.0
 AGREEMENT_LOG10 = 1.3
 """What each further pair adds that turns one group against the other as the first does. Wrong pairs do so at most once
 in 20 times (pairs of unrelated photographs: once in 300)."""
-
-
-@dataclass(frozen=True)
-class Bridge:
-    """Pairs that would join two groups of frames, and why they did not."""
-
-    groups: tuple[tuple[int, ...], tuple[int, ...]]
-    pairs: tuple[tuple[int, int], ...]
-    agreeing: int
-    """Largest number of them that turn one group against the other in the same way."""
-    log10_odds: float
-    """Odds that these are right."""
-    needed_log10_odds: float
-
-    @property
-    def reason(self) -> str:
-        """Reason in words."""
-        count = "the only pair between them" if len(self.pairs) == 1 else f"{self.agreeing} of {len(self.pairs)} pairs"
-        agree = "is" if len(self.pairs) == 1 else "agree, which is"
-        return f"{count} {agree} right with odds of 10^{self.log10_odds:.1f}, not 10^{self.needed_log10_odds:.1f}"
 
 
 @dataclass(frozen=True)

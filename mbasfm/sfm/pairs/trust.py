@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 
 from mbasfm.estimators.two_view import stands_alone
-from mbasfm.sfm.pairs.bridges import Bridge, cut_weak_bridges
+from mbasfm.sfm.pairs.bridges import cut_weak_bridges
 from mbasfm.sfm.pairs.depth_witness import DepthWitness
 from mbasfm.sfm.pairs.judge import Verdict, judge_pairs
 from mbasfm.sfm.pairs.pose_graph import choose_answers, drop_inconsistent
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.observations import Observations
+from mbasfm.types.outcome import Bridge
 from mbasfm.types.pairs import TwoView
 
 
@@ -28,19 +28,11 @@ class Trust:
     cut: tuple[Bridge, ...]
     """Pairs that would join groups on too little evidence."""
 
-    def facts(self, names: Sequence[str]) -> dict[str, Any]:
-        """What the report says."""
+    def facts(self) -> dict[str, int]:
+        """Counts for the report."""
         weak = sum(not stands_alone(view) for view in self.views)
         counts = {"reversed": self.verdict.reversed, "doubtful": self.verdict.doubtful, "turned": self.verdict.turned}
-        cut = [
-            {
-                "photographs": [len(group) for group in bridge.groups],
-                "pairs": [[names[i], names[j]] for i, j in bridge.pairs],
-                "reason": bridge.reason,
-            }
-            for bridge in self.cut
-        ]
-        return {**counts, "weak": weak, "inconsistent": len(self.inconsistent), "cut": cut}
+        return {**counts, "weak": weak, "inconsistent": len(self.inconsistent), "kept_apart": len(self.cut)}
 
 
 def trust_pairs(
