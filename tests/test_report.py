@@ -165,6 +165,13 @@ def test_missing_photographs_are_named_with_reason_and_advice():
     assert "--matcher sift+xfeat" in verdict.remarks[0].advice
 
 
+def test_an_unusual_focal_length_is_told_of_cameras_that_were_placed():
+    odd = replace(fine_report().cameras[0], focal_px=300.0)
+    for registered, is_told in ((3, True), (None, True), (0, False)):
+        report = replace(fine_report(), cameras=(replace(odd, registered=registered),))
+        assert ("unusual: 300 px" in words(report)) == is_told
+
+
 def test_groups_that_stay_apart_are_told_with_what_would_join_them():
     single = Bridge(((0, 1), (2,)), ((0, 2), (1, 2)), 1, 0.5, 2.0)
     unlikely = Bridge(((0,), (1, 2)), ((0, 1),), 1, -3.0, 2.0)

@@ -31,7 +31,7 @@ MIN_FRAMES = 3
 MAX_DEPTH_ERROR = 0.5
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "no depth": {"depth": "flat", "polish": False},
-    "paper": {"objective": "paper", "polish": False},
+    "paper": {"objective": "paper", "tree": "paper", "polish": False},
     "split": {"polish": False},
     "split, polished": {},
 }

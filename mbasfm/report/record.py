@@ -16,7 +16,6 @@ from mbasfm.scene.report_file import stage_row
 from mbasfm.scene.write import Written, with_written
 from mbasfm.sfm.outcome import Run
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source
-from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import CameraRow, PairColumns, RunReport, StepColumns
 from mbasfm.types.pairs import TwoView
@@ -38,7 +37,7 @@ def record(
         settings=asdict(run.config),
         depth_model=run.observations.depth_model,
         pairs_chosen=run.observations.pairs_chosen,
-        cameras=camera_rows(run.observations, run.start, result.cameras),
+        cameras=camera_rows(run.observations, run.start, result),
         pairs=pair_columns(run.observations, run.verified, result),
         residuals=run.residuals,
         steps=step_columns(run.placed.adjustment.steps if run.placed is not None else ()),
@@ -90,7 +89,7 @@ def pair_columns(observations: Observations, verified: Sequence[TwoView], result
     )
 
 
-def camera_rows(observations: Observations, start: StartIntrinsics, cameras: Cameras) -> tuple[CameraRow, ...]:
+def camera_rows(observations: Observations, start: StartIntrinsics, result: Reconstruction) -> tuple[CameraRow, ...]:
     """Size and focal length of each camera, and where the focal length comes from."""
     rows = []
     group = start.intrinsics.group
@@ -98,6 +97,7 @@ def camera_rows(observations: Observations, start: StartIntrinsics, cameras: Cam
         frames = torch.nonzero(group == number).flatten().tolist()
         width, height = start.intrinsics.sizes[frames[0]].tolist()
         source = focal_source(start, frames[0], any(observations.depths[frame].focal_px for frame in frames))
-        focals = (float(item.focal[frames].median()) for item in (start.intrinsics, cameras.intrinsics))
-        rows.append(CameraRow(len(frames), width, height, source, *map(finite, focals)))
+        begin, end = (finite(float(i.focal[frames].median())) for i in (start.intrinsics, result.cameras.intrinsics))
+        registered = int(result.registered[frames].sum())
+        rows.append(CameraRow(len(frames), width, height, source, begin, end, registered))
     return tuple(rows)

@@ -228,7 +228,7 @@ def _polish(report: RunReport) -> Iterator[Remark]:
 def _focal(report: RunReport) -> Iterator[Remark]:
     for row in report.cameras:
         focal, long_side = row.focal_px, max(row.width, row.height)
-        if row.focal_from is not FocalSource.SEARCH or focal is None:
+        if row.focal_from is not FocalSource.SEARCH or focal is None or row.registered == 0:
             continue
         ratio = focal / long_side
         if not USUAL_FOCAL[0] <= ratio <= USUAL_FOCAL[1]:

@@ -276,6 +276,7 @@ def _camera_from_json(content: Json) -> CameraRow:
         focal_from=FocalSource(content["focal_from"]),
         start_focal_px=_number(content.get("start_focal_px")),
         focal_px=_number(content["focal_px"]),
+        registered=None if content.get("registered") is None else _whole(content["registered"]),
     )
 
 

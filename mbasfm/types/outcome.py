@@ -154,6 +154,8 @@ class CameraRow:
     focal_from: FocalSource
     start_focal_px: float | None
     focal_px: float | None
+    registered: int | None = None
+    """How many of its photographs have a pose; None if unknown."""
 
 
 @dataclass(frozen=True)
