@@ -32,7 +32,7 @@ from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, obse
 from mbasfm.models.weights import looking_in
 from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import one_core
-from mbasfm.scene.depth_fit import says_something
+from mbasfm.scene.depth_fit import is_constant
 from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source, known_intrinsics
 from mbasfm.sfm.user_files import cameras_alone
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
@@ -237,7 +237,7 @@ def _with_depth(
     result: PairPose, observations: Observations, matches: MatchBatch, settings: RansacSettings
 ) -> PairPose:
     """Scale, from the depth of both photographs, by marginalized bundle adjustment of the two frames."""
-    if not all(says_something(depth.values) for depth in observations.depths):
+    if any(is_constant(depth.values) for depth in observations.depths):
         return result
     raw = [
         torch.from_numpy(observations.keypoints[end].raw_depth[observations.matches[0][:, end]]).double()

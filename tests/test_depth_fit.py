@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mbasfm.scene.depth_fit import DepthFit, depth_edges, fit_depth, says_something
+from mbasfm.scene.depth_fit import DepthFit, depth_edges, fit_depth, is_constant
 
 
 def made_up_depth(count, seed=0):
@@ -63,9 +63,9 @@ def test_what_is_not_positive_is_not_known():
 
 
 def test_one_number_everywhere_says_nothing():
-    assert not says_something(np.ones((2, 2), np.float32))
-    assert not says_something(np.full((2, 2), np.nan, np.float32))
-    assert says_something(np.array([[1, 2]], np.float32))
+    assert is_constant(np.ones((2, 2), np.float32))
+    assert is_constant(np.full((2, 2), np.nan, np.float32))
+    assert not is_constant(np.array([[1, 2]], np.float32))
 
 
 def test_edges_are_where_depth_jumps_or_ends():

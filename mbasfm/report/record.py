@@ -10,7 +10,7 @@ import torch
 from mbasfm.adjust.problem import Step
 from mbasfm.estimators.two_view import stands_alone
 from mbasfm.report.pictures import color_depth, jpeg_text
-from mbasfm.scene.depth_fit import says_something
+from mbasfm.scene.depth_fit import is_constant
 from mbasfm.scene.reconstruction import Reconstruction, finite
 from mbasfm.scene.report_file import stage_row
 from mbasfm.scene.write import Written, with_written
@@ -50,7 +50,7 @@ def record(
 
 def _depth_picture(depth: DepthEstimate) -> str | None:
     """Picture of a depth map; None if depth is the same everywhere."""
-    return jpeg_text(color_depth(depth, DEPTH_LONG_SIDE_PX)) if says_something(depth.values) else None
+    return None if is_constant(depth.values) else jpeg_text(color_depth(depth, DEPTH_LONG_SIDE_PX))
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -60,10 +60,10 @@ def fit_depth(
     return DepthFit(*best, adjusted.is_disparity), error
 
 
-def says_something(raw: Float32[np.ndarray, "h w"]) -> bool:
-    """Whether a map has more than one value."""
+def is_constant(raw: Float32[np.ndarray, "h w"]) -> bool:
+    """Whether a map has no more than one value, so that it tells nothing."""
     known = raw[np.isfinite(raw)]
-    return known.size > 0 and bool(known.min() < known.max())
+    return known.size == 0 or bool(known.min() == known.max())
 
 
 def _error(x: Float64[np.ndarray, " M"], wanted: Float64[np.ndarray, " M"], scale: float, shift: float) -> float:

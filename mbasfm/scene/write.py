@@ -15,7 +15,7 @@ from mbasfm.io.colmap_model import read_model
 from mbasfm.io.masks import read_mask
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.runtime.progress import stage
-from mbasfm.scene.depth_fit import DepthFit, fit_depth, says_something
+from mbasfm.scene.depth_fit import DepthFit, fit_depth, is_constant
 from mbasfm.scene.depth_maps import write_depth
 from mbasfm.scene.export import KINDS, export_scene, original_cameras, write_images
 from mbasfm.scene.folder import Scene, points_seen, read_scenes
@@ -106,7 +106,7 @@ def _write_depths(scene: Scene, result: Reconstruction, observations: Observatio
 
     def write(view: View) -> tuple[Path, float] | None:
         estimate = observations.depths[view.number]
-        if not says_something(estimate.values):
+        if is_constant(estimate.values):
             return None
         image = model.images[view.number + 1]
         raw = _straight(estimate, cameras[view.name], model.cameras[image.camera_id])
