@@ -22,7 +22,7 @@ from torch import Tensor
 from mbasfm.errors import WorkerLostError
 
 Item = TypeVar("Item")
-PIECE = 1 << 22
+PIECE = 1 << 21
 """Numbers sent at once; bounds the memory of a sum over many processes."""
 SHUFFLE_SEED = 0
 PATIENCE = timedelta(days=2)
@@ -33,6 +33,11 @@ LEAVING_SECONDS = 10.0
 """How long the first process waits for the others at the end."""
 _STORE: list[dist.Store] = []
 """Store where the processes meet; empty before they have met."""
+SETTLING_SECONDS = 0.2
+_HELD: list[tuple[object, ...]] = []
+"""What was sent or received last. Gloo's own threads let go of it a little later than this one. If one of them were the
+last to hold it, it would need the interpreter, and if that is shutting down by then the process is aborted. So it is
+held here, and at the end the threads are given time to let go of what they hold themselves."""
 _MEMBERS: list[tuple[str, int]] = []
 """Host and process id by rank, so that a lost process can be named."""
 
@@ -75,6 +80,7 @@ def finish() -> None:
     (store,), others, deadline = _STORE, world_size() - 1, time.monotonic() + LEAVING_SECONDS
     while is_main() and store.add("left", 0) < others and time.monotonic() < deadline:
         time.sleep(0.02)
+    time.sleep(SETTLING_SECONDS)
     dist.destroy_process_group()
     store.add("left", 1)
 
@@ -213,6 +219,7 @@ def _gather_objects(item: Item) -> list[Item]:
 def _talk(call: Callable[..., object], *arguments: object) -> None:
     try:
         call(*arguments)
+        _HELD[:] = [arguments]
     except RuntimeError as error:
         advice = "what was computed so far is kept; run the same command again with --resume"
         raise WorkerLostError(f"{_who_is_gone()} of {world_size()} is gone ({_first_line(error)}); {advice}") from error
