@@ -122,9 +122,9 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         return solved
     with stage("adjust") as facts:
         stages, held = stages_of(config, start.is_told), start.held(config.lens)
-        judge = Judge.build(views, seen.keypoints, config.max_error_px, config.seed)
-        adjust_start = adjuster(samples, stages, held, given.priors, folder)
-        best, adjustment = adjust_best(starts, adjust_start, judge if config.tree == "consistent" else None)
+        judged = views, seen.keypoints, config.max_error_px, config.seed
+        judge = Judge.build(*judged) if config.tree == "consistent" else None
+        best, adjustment = adjust_best(starts, adjuster(samples, stages, held, given.priors, folder), judge)
         placed = Placed(best, samples, adjustment)
         facts.update(placed.facts())
     return replace(solved, placed=placed)
