@@ -88,7 +88,7 @@ def solve_adam(
         values = tuple(vars(parameters).values())
         state = AdamDescent(result, cameras, priors, values, optimizer.state_dict(), number + 1, seconds)
         on_step(Step(seconds, loss, score, 0.0, True), state)
-    return problem.gauge.normalize(result, priors)[0]
+    return problem.gauge.rescale(result, priors, problem.gauge.growth(result))[0]
 
 
 def _optimizer(parameters: Parameters, stage: Stage) -> torch.optim.Adam:

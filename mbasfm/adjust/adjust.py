@@ -22,7 +22,6 @@ from mbasfm.adjust.problem import Problem, Step
 from mbasfm.adjust.stage import COARSE, Stage
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, PriorTerm, make_priors, number_unknowns
 from mbasfm.errors import ConfigError, DegenerateError
-from mbasfm.objective.distribution import Binning
 from mbasfm.objective.registry import KINDS
 from mbasfm.runtime.threads import one_core
 from mbasfm.types.cameras import Cameras, Fixed
@@ -149,8 +148,7 @@ def make_problem(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: F
     unknowns = number_unknowns(fix_roots(fixed, gauge), cameras.intrinsics)
     if unknowns.count == 0:
         raise DegenerateError("every unknown is fixed: there is nothing to adjust; free some frames in `fixed`")
-    binning = Binning(stage.tau_max, stage.num_bins, stage.log_scale)
-    form = KINDS[stage.residual].build(samples, cameras.num_frames, binning, stage.loss, stage.per_star)
+    form = KINDS[stage.residual].build(samples, cameras.num_frames, stage.shape)
     pairing = Pairing.build(samples.edges, cameras.num_frames, form.coupled_frames())
     return Problem(form, samples, unknowns, pairing, gauge, stage)
 

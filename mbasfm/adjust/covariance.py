@@ -7,10 +7,11 @@ optimum. Modelled: matches are independent, and all depths of a frame are worth 
 leans on the clustered one the more frames there are.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from mbasfm.adjust.gauge import Gauge
@@ -21,7 +22,7 @@ from mbasfm.adjust.problem import Problem
 from mbasfm.adjust.unknowns import SLOT_SCALE, SLOT_SHIFT, PriorTerm, Unknowns
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.objective.edge_block import POSE_COLUMNS
-from mbasfm.objective.residual_kind import CrossGram
+from mbasfm.objective.residual_kind import StarGram
 from mbasfm.types.cameras import Cameras
 
 CLUSTERS_FOR_HALF = 30.0
@@ -62,28 +63,40 @@ def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Fl
 
 def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[NormalEquations, Float[Tensor, "N U"]]:
     """Normal equations with the solver's weights, and the gradient of each source frame's residuals."""
-    unknowns, edges = problem.unknowns, problem.samples.edges
+    unknowns = problem.unknowns
     equations = NormalEquations(problem.pairing, cameras, unknowns)
     dense = unknowns.count <= MOST_UNKNOWNS
     scores = torch.zeros(cameras.num_frames if dense else 0, unknowns.count + 1, dtype=torch.float64)
     column = torch.where(unknowns.index >= 0, unknowns.index, unknowns.count)  # the last one collects what is fixed
 
-    def score(numbers: slice | Tensor, gradient: Tensor) -> None:
-        columns = column[edges[numbers]].flatten(1)
-        scores.index_put_((edges[numbers, :1].expand_as(columns), columns), gradient, accumulate=True)
-
-    def sink(chunk: slice, gram: Tensor, cross: CrossGram | None = None) -> None:
-        equations.add(chunk, gram, cross)
-        if dense:
-            score(chunk, equations.in_frames(chunk, gram)[:, :-1, -1])
-        if dense and cross is not None:
-            local = equations.cross_in_frames(cross)
-            score(cross.first, local[:, :-1, -1])
-            score(cross.second, local[:, -1, :-1])
-
-    problem.form.linearize(cameras, frozen, unknowns.columns, sink)
+    sink = _Scores(equations, problem.samples.edges, scores, column)
+    problem.form.linearize(cameras, frozen, unknowns.columns, sink if dense else equations)
     problem.form.share.total(*equations.sums, scores)
     return equations, scores[:, :-1]
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Adds to the normal equations, and collects the gradient of each source frame's residuals."""
+
+    equations: NormalEquations
+    edges: Int[Tensor, "E 2"]
+    scores: Float[Tensor, "N U1"]
+    column: Int[Tensor, "N D"]
+
+    def add(self, chunk: slice, gram: Float[Tensor, "e C1 C1"]) -> None:
+        """Take a block of edges."""
+        self.equations.add(chunk, gram)
+        columns = self.column[self.edges[chunk]].flatten(1)
+        gradient = self.equations.in_frames(chunk, gram)[:, :-1, -1]
+        self.scores.index_put_((self.edges[chunk, :1].expand_as(columns), columns), gradient, accumulate=True)
+
+    def add_star(self, star: StarGram) -> None:
+        """Take the edges of one source frame."""
+        self.equations.add_star(star)
+        frames = torch.cat([torch.tensor([star.source]), star.targets])
+        gradient = self.equations.star_in_frames(star).gradient
+        self.scores[star.source].index_add_(0, self.column[frames].flatten(), gradient.flatten())
 
 
 def _curvature(problem: Problem, cameras: Cameras, frozen: Any) -> NormalEquations:

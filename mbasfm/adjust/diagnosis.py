@@ -12,7 +12,7 @@ from mbasfm.objective.edge_block import blocks
 from mbasfm.objective.isotropic import isotropic
 from mbasfm.objective.noise import RATIO_BINNING, estimate_noise
 from mbasfm.objective.registry import KINDS
-from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
+from mbasfm.objective.residual_kind import NO_INTRINSICS, LossShape, stream
 from mbasfm.objective.split import SplitForm, split
 from mbasfm.runtime.distributed import deal
 from mbasfm.types.cameras import Cameras, Fixed
@@ -49,7 +49,7 @@ class Diagnosis:
 def diagnose(cameras: Cameras, samples: SampleSource, stage: Stage) -> Diagnosis:
     """Measure all frames at the given cameras."""
     num_frames = cameras.num_frames
-    form = SplitForm.build(samples, num_frames, Binning(20.0, 100, log_scale=0.2), "mixture", per_star=False)
+    form = SplitForm.build(samples, num_frames, LossShape(Binning(20.0, 100, log_scale=0.2), "mixture"))
     statistics = form.statistics(cameras, form.start(cameras).next_noise)
     ratio = distribution_from_counts(RATIO_BINNING, statistics.ratio)
     noise = estimate_noise(form.distribution(statistics), ratio)

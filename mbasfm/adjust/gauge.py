@@ -47,8 +47,8 @@ class Gauge:
     scale_is_free: Bool[Tensor, " G"]
     typical_raw: Float[Tensor, " N"]
 
-    def normalize(self, cameras: Cameras, priors: PriorTerm) -> tuple[Cameras, PriorTerm]:
-        """Scale each free component about its root so that the mean depth is the model's; residuals stay the same."""
+    def growth(self, cameras: Cameras) -> Float[Tensor, " G"]:
+        """Factor for each component, 1 where its scale is not free, that makes the mean depth that of the model."""
         raw, disparity = self.typical_raw, cameras.is_disparity
         corrected = cameras.depth_scale * raw + cameras.depth_shift
         ratio = torch.where(disparity, raw / corrected, corrected / raw)  # corrected depth over raw depth
@@ -57,7 +57,7 @@ class Gauge:
             inside = ratio[(self.component == number) & (ratio > 0) & ratio.isfinite()]
             if len(inside):
                 factor[number] = 1 / inside.median()
-        return self.rescale(cameras, priors, factor)
+        return factor
 
     def split(self, priors: PosePriors | None) -> tuple[PosePriors, ...]:
         """Priors of poses by component; components with too few to constrain them get none."""

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from jaxtyping import Float
@@ -19,6 +18,8 @@ FIRST_DAMPING = 1e-4
 MIN_GAIN = 1e-3
 """Least share of the predicted decrease that an accepted step must bring."""
 MAX_TRIES = 8
+STRETCH_GAIN, MAX_STRETCHES = 0.75, 4
+"""A step that brings this share of the predicted decrease is tried at twice the length, this many times over."""
 SETTLED_STEPS = 2
 """Steps in a row below the tolerance that end the stage: a single one may just be due to strong damping."""
 
@@ -42,8 +43,7 @@ class Descent:
 def linearize(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[float, NormalEquations]:
     """Loss and normal equations of the data at the present cameras."""
     equations = NormalEquations(problem.pairing, cameras, problem.unknowns)
-    columns = problem.unknowns.columns
-    loss, equations.eliminated = problem.form.linearize(cameras, frozen, columns, equations.add)
+    loss = problem.form.linearize(cameras, frozen, problem.unknowns.columns, equations)
     problem.form.share.total(*equations.sums)
     return loss, equations
 
@@ -66,16 +66,16 @@ def solve_lm(
         prior_loss, prior_gradient, prior_diagonal = priors.evaluate(cameras, problem.unknowns)
         system = reduce_system(equations, prior_diagonal, prior_gradient)
         loss = data_loss + prior_loss
-        move = partial(_moved, problem, equations, frozen)
-        attempt = _try_steps(problem, priors, move, system, loss, damping)
+        attempt = _try_steps(problem, state, frozen, system, loss)
         seconds = time.perf_counter() - start
         if attempt.cameras is None:
             on_step(Step(seconds, loss / mass, state.score, damping, False), state)
             break
-        settled = state.settled + 1 if attempt.decrease <= stage.tolerance * abs(loss) else 0
+        settled = state.settled + 1 if attempt.decrease <= _little(problem, loss) else 0
+        growth = problem.gauge.growth(attempt.cameras)
         state = Descent(
-            *problem.gauge.normalize(attempt.cameras, priors),
-            attempt.statistics,
+            *problem.gauge.rescale(attempt.cameras, priors, growth),
+            form.rescaled(attempt.statistics, growth[problem.gauge.component]),
             attempt.damping,
             settled,
             attempt.score,
@@ -87,10 +87,10 @@ def solve_lm(
     return state.cameras
 
 
-def _moved(problem: Problem, equations: NormalEquations, frozen: Any, step: Float[Tensor, " U"]) -> tuple[Cameras, Any]:
-    """Cameras after a step, and the frozen loss with the form's own unknowns moved along."""
-    along = problem.form.back_substitute(frozen, equations.eliminated, partial(equations.edge_step, step))
-    return retract(equations.cameras, problem.unknowns, step), along
+def _little(problem: Problem, loss: float) -> float:
+    """Decrease of the loss that is not worth another step."""
+    stage = problem.stage
+    return max(stage.tolerance * abs(loss), stage.tolerance_per_unknown * problem.unknowns.count)
 
 
 @dataclass(frozen=True)
@@ -102,31 +102,45 @@ class _Attempt:
     score: float
 
 
-def _try_steps(
-    problem: Problem,
-    priors: PriorTerm,
-    move: Callable[[Tensor], tuple[Cameras, Any]],
-    system: System,
-    loss: float,
-    damping: float,
-) -> _Attempt:
+def _try_steps(problem: Problem, state: Descent, frozen: Any, system: System, loss: float) -> _Attempt:
     """Raise the damping until a step brings a fair share of the predicted decrease (Nielsen's rule)."""
-    growth = 2.0
+    growth, damping = 2.0, state.damping
     for _ in range(MAX_TRIES):
         diagonal = damping * system.diagonal.clamp_min(1e-12)
         step = system.solve(diagonal)
         if step is not None:
-            candidate, moved = move(step)
-            data_loss, statistics = problem.form.measure(candidate, moved)
-            decrease = loss - data_loss - priors.evaluate(candidate, problem.unknowns)[0]
+            candidate, now, statistics = _take(problem, state, frozen, step)
             promised = float(0.5 * step @ (diagonal * step - system.gradient))
-            gain = decrease / max(promised, 1e-300)
+            gain = (loss - now) / max(promised, 1e-300)
             if gain > MIN_GAIN:
+                if gain > STRETCH_GAIN:
+                    candidate, now, statistics = _stretch(problem, state, frozen, step, (candidate, now, statistics))
                 score = float(problem.form.distribution(statistics).score()[0])
                 factor = max(1 / 3, 1 - (2 * gain - 1) ** 3)
-                return _Attempt(candidate, statistics, max(damping * factor, 1e-9), decrease, score)
-            if promised <= problem.stage.tolerance * abs(loss):
+                return _Attempt(candidate, statistics, max(damping * factor, 1e-9), loss - now, score)
+            if promised <= _little(problem, loss):
                 break
         damping *= growth
         growth *= 2
     return _Attempt(None, None, damping, 0.0, float("nan"))
+
+
+Taken = tuple[Cameras, float, Any]
+"""Cameras after a step, their loss under what is frozen, and the statistics there."""
+
+
+def _take(problem: Problem, state: Descent, frozen: Any, step: Float[Tensor, " U"]) -> Taken:
+    candidate = retract(state.cameras, problem.unknowns, step)
+    data_loss, statistics = problem.form.measure(candidate, frozen)
+    return candidate, data_loss + state.priors.evaluate(candidate, problem.unknowns)[0], statistics
+
+
+def _stretch(problem: Problem, state: Descent, frozen: Any, step: Float[Tensor, " U"], best: Taken) -> Taken:
+    """Double the step while that lowers the loss: re-weighted steps are too short where few samples hold a length."""
+    for _ in range(MAX_STRETCHES):
+        step = 2 * step
+        longer = _take(problem, state, frozen, step)
+        if not longer[1] < best[1]:
+            break
+        best = longer
+    return best

@@ -11,7 +11,6 @@ Several processes share the rows, so that each stores and multiplies only its ow
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -22,8 +21,9 @@ from torch import Tensor
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Unknowns
 from mbasfm.geometry.graphs import cluster_frames
 from mbasfm.geometry.rigid import adjoint, relative_poses
+from mbasfm.objective.anchor_stars import EDGE_COLUMNS
 from mbasfm.objective.edge_block import FRAME_COLUMNS, POSE_COLUMNS
-from mbasfm.objective.residual_kind import CrossGram
+from mbasfm.objective.residual_kind import StarGram
 from mbasfm.runtime.distributed import own_part
 from mbasfm.types.cameras import Cameras
 
@@ -96,11 +96,15 @@ class Pairing:
 
     def number(self, first: Int[Tensor, " M"], second: Int[Tensor, " M"]) -> Int[Tensor, " M"]:
         """Positions of the given pairs of different frames; ValueError if one is missing."""
-        known, wanted = self._keys(self.pairs), self._keys(torch.stack([first, second], -1))
+        known, wanted = self._known, self._keys(torch.stack([first, second], -1))
         place = torch.searchsorted(known, wanted).clamp_max(len(known) - 1)
         if not known[place].equal(wanted):
             raise ValueError("unknowns couple frames without an edge; name these pairs in coupled_frames()")
         return place
+
+    @cached_property
+    def _known(self) -> Int[Tensor, " P"]:
+        return self._keys(self.pairs)
 
     def _keys(self, pairs: Int[Tensor, "M 2"]) -> Int[Tensor, " M"]:
         return pairs.amin(-1) * self.num_frames + pairs.amax(-1)
@@ -114,6 +118,19 @@ class Pairing:
         return Pairing(edges, pairs, number[: len(edges)], num_frames)
 
 
+@dataclass(frozen=True)
+class StarBlocks:
+    """Normal equations of a star in frame blocks."""
+
+    source: Float[Tensor, "D D"]
+    to_targets: Float[Tensor, "M D D"]
+    """Blocks of the source with each target."""
+    between: Float[Tensor, "M M D D"]
+    """Blocks of targets with each other and, on the diagonal, with themselves."""
+    gradient: Float[Tensor, "M1 D"]
+    """Of the source, then of the targets."""
+
+
 class NormalEquations:
     """Sums of Gram matrices in frame blocks: the one mutable accumulator, alive during one linearisation."""
 
@@ -123,11 +140,9 @@ class NormalEquations:
         self.diagonal = torch.zeros(num_frames, slots, slots, dtype=torch.float64)
         self.off_diagonal = torch.zeros(len(self.pairs), slots, slots, dtype=torch.float64)
         self.gradient = torch.zeros(num_frames, slots, dtype=torch.float64)
-        self.eliminated: Any = None
-        """What the kind of residual keeps about its own unknowns, which are not in these equations."""
 
-    def add(self, chunk: slice, gram: Float[Tensor, "e C1 C1"], cross: CrossGram | None = None) -> None:
-        """Add a block of edges, given in the relative pose, and the cross terms between them."""
+    def add(self, chunk: slice, gram: Float[Tensor, "e C1 C1"]) -> None:
+        """Add a block of edges, given in the relative pose."""
         slots = self.unknowns.slots
         local = self.in_frames(chunk, gram)
         i, j = self._pairing.edges[chunk].unbind(-1)
@@ -138,28 +153,52 @@ class NormalEquations:
         self.off_diagonal.index_add_(0, self._pairing.of_edge[chunk], upper)
         self.gradient.index_add_(0, i, local[:, of_i, -1])
         self.gradient.index_add_(0, j, local[:, of_j, -1])
-        if cross is not None:
-            self._add_cross(cross)
 
-    def _add_cross(self, cross: CrossGram) -> None:
-        """Add the cross terms between edges: a block at every pair of their ends, and at its transpose."""
-        slots, local = self.unknowns.slots, self.cross_in_frames(cross)
-        first, second = self._pairing.edges[cross.first], self._pairing.edges[cross.second]
-        for row in range(2):
-            of_row = slice(row * slots, (row + 1) * slots)
-            self.gradient.index_add_(0, first[:, row], local[:, of_row, -1])
-            self.gradient.index_add_(0, second[:, row], local[:, -1, of_row])
-            for column in range(2):
-                of_column = slice(column * slots, (column + 1) * slots)
-                self._add_blocks(first[:, row], second[:, column], local[:, of_row, of_column])
+    def add_star(self, star: StarGram) -> None:
+        """Add the edges of one source frame, which eliminated unknowns couple."""
+        blocks = self.star_in_frames(star)
+        source, targets, number = star.source, star.targets, torch.arange(len(star.targets))
+        self.diagonal[source] += blocks.source
+        self.diagonal.index_add_(0, targets, blocks.between[number, number])
+        self.gradient[source] += blocks.gradient[0]
+        self.gradient.index_add_(0, targets, blocks.gradient[1:])
+        to_target = torch.where((targets > source)[:, None, None], blocks.to_targets, blocks.to_targets.mT)
+        self.off_diagonal.index_add_(0, self._pairing.number(torch.full_like(targets, source), targets), to_target)
+        low, high = torch.triu_indices(len(targets), len(targets), 1)
+        self.off_diagonal.index_add_(0, self._pairing.number(targets[low], targets[high]), blocks.between[low, high])
 
-    def _add_blocks(self, row: Int[Tensor, " P"], column: Int[Tensor, " P"], block: Float[Tensor, "P D D"]) -> None:
-        """Add blocks and their transposes; both fall on the diagonal where row and column are the same frame."""
-        same = row == column
-        self.diagonal.index_add_(0, row[same], block[same] + block[same].mT)
-        row, column, block = row[~same], column[~same], block[~same]
-        upper = torch.where((row < column)[:, None, None], block, block.mT)
-        self.off_diagonal.index_add_(0, self._pairing.number(row, column), upper)
+    def star_in_frames(self, star: StarGram) -> "StarBlocks":
+        """Normal equations of a star in the unknowns of its frames."""
+        slots, columns = self.unknowns.slots, self.unknowns.columns
+        count, width = len(star.targets), EDGE_COLUMNS + 2 * columns.num_intrinsic
+        own = torch.arange(POSE_COLUMNS).tolist() + [EDGE_COLUMNS + 2 * k + 1 for k in range(columns.num_intrinsic)]
+        place = torch.arange(POSE_COLUMNS).tolist() + [SLOT_INTRINSIC + k for k in range(columns.num_intrinsic)]
+        source = self._source_from_star(star, width)
+        inner, gradient = star.gram[:-1, :-1], star.gram[:-1, -1]
+        onto_source = source @ inner
+        between = star.gram.new_zeros(count, count, slots, slots)
+        of_targets = inner[: count * width, : count * width].view(count, width, count, width).permute(0, 2, 1, 3)
+        rows, taken = torch.tensor(place)[:, None], torch.tensor(own)
+        between[:, :, rows, torch.tensor(place)] = of_targets[:, :, taken[:, None], taken]
+        to_targets = star.gram.new_zeros(count, slots, slots)
+        to_targets[:, :, place] = onto_source[:, : count * width].view(slots, count, width)[..., own].transpose(0, 1)
+        gradients = star.gram.new_zeros(1 + count, slots)
+        gradients[0] = source @ gradient
+        gradients[1:, place] = gradient[: count * width].view(count, width)[:, own]
+        return StarBlocks(onto_source @ source.mT, to_targets, between, gradients)
+
+    def _source_from_star(self, star: StarGram, width: int) -> Float[Tensor, "D W"]:
+        """Derivative of a star's columns by the slots of its source: zeta = xi_j - Ad xi_i, the rest by selection."""
+        slots, num_intrinsic = self.unknowns.slots, self.unknowns.columns.num_intrinsic
+        edges = torch.stack([torch.full_like(star.targets, star.source), star.targets], -1)
+        minus_adjoint_t = -adjoint(relative_poses(self.cameras.cam_from_world, edges)).mT
+        per_target = star.gram.new_zeros(len(edges), slots, width)
+        per_target[:, :POSE_COLUMNS, :POSE_COLUMNS] = minus_adjoint_t
+        for number in range(num_intrinsic):
+            per_target[:, SLOT_INTRINSIC + number, EDGE_COLUMNS + 2 * number] = 1
+        depth = star.gram.new_zeros(slots, 2)
+        depth[SLOT_SCALE, 0] = depth[SLOT_SHIFT, 1] = 1
+        return torch.cat([per_target.transpose(0, 1).reshape(slots, -1), depth], -1)
 
     @property
     def layout(self) -> BlockLayout:
@@ -175,17 +214,6 @@ class NormalEquations:
         """Gram matrices in the unknowns of both frames: slots of i, slots of j, residual."""
         frames = self._frames_from_edge(chunk)
         return frames @ gram @ frames.mT
-
-    def cross_in_frames(self, cross: CrossGram) -> Float[Tensor, "P F F"]:
-        """Cross terms in the same unknowns: rows for the first edge's frames, columns for the second's."""
-        return self._frames_from_edge(cross.first) @ cross.gram @ self._frames_from_edge(cross.second).mT
-
-    def edge_step(self, step: Float[Tensor, " U"], chunk: slice) -> Float[Tensor, "e C"]:
-        """A step of the free unknowns in the columns of a block of edges."""
-        index = self.unknowns.index
-        slots = torch.where(index >= 0, step[index.clamp_min(0)], 0.0)
-        ends = slots[self._pairing.edges[chunk]].flatten(1)
-        return (ends[:, None] @ self._frames_from_edge(chunk)[:, :-1, :-1]).squeeze(1)
 
     def _frames_from_edge(self, chunk: slice | Int[Tensor, " e"]) -> Float[Tensor, "e F C1"]:
         """Derivative of each edge's columns by its frames' slots: zeta = xi_j - Ad xi_i, the rest by selection."""

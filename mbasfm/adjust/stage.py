@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from mbasfm.objective.distribution import Binning
+from mbasfm.objective.residual_kind import Anchoring, LossShape
+
 Loss = Literal["mba", "median", "mixture", "l2", "soft_l1", "cauchy", "tukey", "truncated_l1"]
 
 
@@ -40,6 +43,8 @@ class Stage:
     """Number of steps: the largest for lm, the exact one for adam."""
     tolerance: float = 1e-5
     """Share of the loss below which a step's predicted or actual gain ends lm."""
+    tolerance_per_unknown: float = 0.0
+    """The same per unknown, for losses that are log-likelihoods: errors of matches alone move the loss by 1/2 each."""
     learning_rate: float = 1e-3
     """Learning rate of adam, in a world where the root's median depth is 1."""
     intrinsics_boost: float = 50.0
@@ -47,6 +52,14 @@ class Stage:
     priors: Priors = Priors()
     restarts: int = 2
     """How often frames without a single inlier are restarted from a neighbour."""
+    anchoring: Anchoring = Anchoring()
+    """How the inverse depths of anchors are treated; anchored only."""
+
+    @property
+    def shape(self) -> LossShape:
+        """The loss, as a kind of residual needs to know it."""
+        binning = Binning(self.tau_max, self.num_bins, self.log_scale)
+        return LossShape(binning, self.loss, self.per_star, self.anchoring)
 
 
 COARSE = Stage("coarse", "isotropic", tau_max=math.expm1(10.0), log_scale=1.0, per_star=True)
@@ -56,6 +69,11 @@ FINE = Stage("fine", "isotropic", tau_max=20.0)
 SPLIT = Stage("split", "split", tau_max=1000.0, log_scale=0.2, loss="mixture")
 """Stage of the residual split at the epipolar line. It needs no coarse stage and no smaller tau_max afterwards: its
 mixture weights adapt from a rough start, where errors are hundreds of pixels, to the end."""
+
+ANCHORED = Stage(
+    "anchored", "anchored", tau_max=1000.0, log_scale=0.2, loss="mixture", tolerance_per_unknown=1e-3
+)
+"""Stage of anchors, whose inverse depths are marginalized; like the split one it adapts from a rough start to the end."""
 
 ANNEALING_PX = (8.0, 4.0)
 

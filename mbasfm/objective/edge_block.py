@@ -55,6 +55,8 @@ class EdgeCameras:
     focal_j: Float[Tensor, "E 2 1"]
     """Focal length at the reference size."""
     center_j: Float[Tensor, "E 2 1"]
+    scale_i: Float[Tensor, "E 1 1"]
+    """Factor from the frame's pixels to those at the reference size."""
     scale_j: Float[Tensor, "E 1 1"]
     depth_scale: Float[Tensor, "E 1"]
     depth_shift: Float[Tensor, "E 1"]
@@ -70,7 +72,7 @@ def edge_cameras(cameras: Cameras, edges: Int[Tensor, "E 2"], dtype: torch.dtype
     """Cameras of both ends of every edge."""
     intrinsics = cameras.intrinsics
     i, j = edges.unbind(-1)
-    scale = cameras.intrinsics.reference_scale[j]
+    scale_i, scale = intrinsics.reference_scale[edges].unbind(-1)
     focal_j = intrinsics.focal[j] * scale[:, None]
     to_pixels = torch.cat([focal_j, torch.ones_like(focal_j[:, :1])], -1)
     projection = to_pixels[..., None] * relative_poses(cameras.cam_from_world, edges)
@@ -82,6 +84,7 @@ def edge_cameras(cameras: Cameras, edges: Int[Tensor, "E 2"], dtype: torch.dtype
         intrinsics.center[i, :, None].to(dtype),
         focal_j[..., None].to(dtype),
         intrinsics.center[j, :, None].to(dtype),
+        scale_i[:, None, None].to(dtype),
         scale[:, None, None].to(dtype),
         cameras.depth_scale[i, None].to(dtype),
         cameras.depth_shift[i, None].to(dtype),
@@ -295,6 +298,35 @@ def fill_row(
         if intrinsic.target is not None:
             out[:, column + 1].sub_(dot(direction, intrinsic.target))
     return dot(direction, block.step).addcmul_(h_z, block.step[:, 2])
+
+
+def fill_reprojection(
+    rows: Tensor, block: Block, pixel: Tensor, place: tuple[Tensor, Tensor], root_weight: Tensor, intrinsic: int
+) -> None:
+    """Fill the columns of relative pose and, from column ``intrinsic`` on, of intrinsics for both components of pixels.
+
+    The pixels are those of place[0] * start + place[1] * step; rows come out scaled by the root of the weight.
+    """
+    root, inverse_z, place_step = root_weight[:, None], place[0][:, None], place[1][:, None]
+    # All columns are linear in the pair (focal, pixel): scaled once, the rows come out scaled.
+    ray, focal, pixel = pixel / block.cameras.focal_j, block.cameras.focal_j * root, pixel * root
+    torch.mul(pixel, -ray[:, 1:], out=rows[:, 0])  # rotation: (a, b, 1) x (f_x, f_y, -pixel) by component
+    rows[:, 0, 1].sub_(focal[:, 1])
+    torch.mul(pixel, ray[:, :1], out=rows[:, 1])
+    rows[:, 1, 0].add_(focal[:, 0])
+    torch.mul(focal[:, 0], -ray[:, 1], out=rows[:, 2, 0])
+    torch.mul(focal[:, 1], ray[:, 0], out=rows[:, 2, 1])
+    rows[:, 3, 1] = rows[:, 4, 0] = 0  # translation
+    torch.mul(focal[:, :1], place_step, out=rows[:, 3, :1])
+    torch.mul(focal[:, 1:], place_step, out=rows[:, 4, 1:])
+    torch.mul(pixel, -place_step, out=rows[:, 5])
+    for number, unknown in enumerate(block.intrinsic_steps):
+        column = intrinsic + 2 * number
+        moved = (unknown.start[:, :2] * root).addcmul_(pixel, unknown.start[:, 2:], value=-1)
+        torch.mul(moved, inverse_z, out=rows[:, column])
+        rows[:, column + 1] = pixel if unknown.scales_image else 0
+        if unknown.target is not None:
+            rows[:, column + 1].addcmul_(unknown.target, root, value=-1)
 
 
 def empty_rows(block: Block) -> Tensor:

@@ -18,6 +18,7 @@ from mbasfm.objective.edge_block import (
     dot,
     empty_rows,
     fill_depth,
+    fill_reprojection,
     gram,
     predict,
 )
@@ -28,6 +29,7 @@ from mbasfm.objective.residual_kind import (
     NO_INTRINSICS,
     BlockLoss,
     GramSink,
+    LossShape,
     WithoutLatents,
     frozen_loss,
     look_up,
@@ -62,10 +64,10 @@ class IsotropicForm(WithoutLatents):
     share: Share = field(repr=False)
 
     @staticmethod
-    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "IsotropicForm":
+    def build(samples: SampleSource, num_frames: int, shape: LossShape) -> "IsotropicForm":
         """Form whose processes share the work: whole stars, or edges at random."""
-        share = deal(blocks(samples), at_random=not per_star)
-        return IsotropicForm(samples, num_frames, binning, loss, per_star, share)
+        share = deal(blocks(samples), at_random=not shape.per_star)
+        return IsotropicForm(samples, num_frames, shape.binning, shape.loss, shape.per_star, share)
 
     @property
     def _num_groups(self) -> int:
@@ -102,7 +104,7 @@ class IsotropicForm(WithoutLatents):
 
     def linearize(
         self, cameras: Cameras, frozen: FrozenIsotropic, columns: Columns, sink: GramSink
-    ) -> tuple[float, None]:
+    ) -> float:
         """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges."""
         total = torch.zeros((), dtype=torch.float64)
         for chunk, block in stream(cameras, self.samples, columns, self.share):
@@ -110,9 +112,9 @@ class IsotropicForm(WithoutLatents):
             index, group = self.binning.index(parts.squared.sqrt()), self._group(chunk)
             total += frozen_loss(frozen.table, frozen.gain, index, group, parts.squared, block.weight)
             weight = look_up(frozen.table, frozen.gain, index, group, block.raw.dtype) * block.weight
-            sink(chunk, gram(isotropic_rows(block, parts, weight.sqrt_())))
+            sink.add(chunk, gram(isotropic_rows(block, parts, weight.sqrt_())))
         self.share.total(total)
-        return float(total), None
+        return float(total)
 
     def distribution(self, counts: Float[Tensor, "G T1"]) -> Distribution:
         """The distribution over the whole graph, for reports."""
@@ -199,29 +201,10 @@ def isotropic(block: Block) -> Isotropic:
 def isotropic_rows(block: Block, parts: Isotropic, root_weight: Float[Tensor, "e K"]) -> Float[Tensor, "e C1 2 K"]:
     """Both components of the residual vectors with their derivatives, scaled by the root of the weight."""
     prediction, step, root = parts.prediction, block.step, root_weight[:, None]
-    # All columns are linear in the pair (focal, pixel): scaled once, the rows come out scaled.
-    focal, pixel = block.cameras.focal_j * root, prediction.pixel * root
-    ray, place_step = prediction.pixel / block.cameras.focal_j, (prediction.rho * prediction.inverse_z)[:, None]
     rows = empty_rows(block)
-    torch.mul(pixel, -ray[:, 1:], out=rows[:, 0])  # rotation: (a, b, 1) x (f_x, f_y, -pixel) by component
-    rows[:, 0, 1].sub_(focal[:, 1])
-    torch.mul(pixel, ray[:, :1], out=rows[:, 1])
-    rows[:, 1, 0].add_(focal[:, 0])
-    torch.mul(focal[:, 0], -ray[:, 1], out=rows[:, 2, 0])
-    torch.mul(focal[:, 1], ray[:, 0], out=rows[:, 2, 1])
-    rows[:, 3, 1] = rows[:, 4, 0] = 0  # translation
-    torch.mul(focal[:, :1], place_step, out=rows[:, 3, :1])
-    torch.mul(focal[:, 1:], place_step, out=rows[:, 4, 1:])
-    torch.mul(pixel, -place_step, out=rows[:, 5])
-    inverse_z = prediction.inverse_z[:, None]
-    by_rho = (step[:, :2] * root).addcmul_(pixel, step[:, 2:], value=-1).mul_(inverse_z)
-    fill_depth(rows, by_rho, prediction)
-    for number, intrinsic in enumerate(block.intrinsic_steps):
-        column = FRAME_COLUMNS + 2 * number
-        moved = (intrinsic.start[:, :2] * root).addcmul_(pixel, intrinsic.start[:, 2:], value=-1)
-        torch.mul(moved, inverse_z, out=rows[:, column])
-        rows[:, column + 1] = pixel if intrinsic.scales_image else 0
-        if intrinsic.target is not None:
-            rows[:, column + 1].addcmul_(intrinsic.target, root, value=-1)
+    place = prediction.inverse_z, prediction.rho * prediction.inverse_z
+    fill_reprojection(rows, block, prediction.pixel, place, root_weight, FRAME_COLUMNS)
+    by_rho = step[:, :2] - prediction.pixel * step[:, 2:]
+    fill_depth(rows, by_rho.mul_(prediction.inverse_z[:, None]).mul_(root), prediction)
     torch.mul(parts.error, root, out=rows[:, -1])
     return rows

@@ -145,7 +145,7 @@ def mixture_weights(distribution: Distribution, dimension: int) -> Float[Tensor,
     w = sum_m gamma_m(r) / sigma_m^2 [px^-2]: non-increasing, hence a majoriser, and smooth although bins are noisy.
     """
     edges = distribution.binning.edges()
-    sigma = _mixture_sigmas(distribution)
+    sigma = _mixture_sigmas(distribution, dimension)
     low, high = edges[:-1, None] / sigma[:, None, :], edges[1:, None] / sigma[:, None, :]
     if dimension == 1:
         mass = torch.erf(high / 2**0.5) - torch.erf(low / 2**0.5)
@@ -168,10 +168,13 @@ def mixture_weights(distribution: Distribution, dimension: int) -> Float[Tensor,
     return (joint / sigma[:, None, :] ** 2).sum(-1) / total.clamp_min(1e-300)
 
 
-def _mixture_sigmas(distribution: Distribution) -> Float[Tensor, "G M"]:
-    """Sigmas of the components, log-spaced from well below the median to the truncation."""
+def _mixture_sigmas(distribution: Distribution, dimension: int) -> Float[Tensor, "G M"]:
+    """Sigmas of the components, log-spaced from below the median to the truncation.
+
+    Plane residuals of which something else absorbs one component pile up near 0, where narrow components would follow.
+    """
     median = distribution.quantile(0.5).clamp_min(float(distribution.binning.edges()[1]))
-    low, high = 0.1 * median, torch.full_like(median, 0.5 * distribution.binning.tau_max)
+    low, high = (0.1 if dimension == 1 else 0.5) * median, torch.full_like(median, 0.5 * distribution.binning.tau_max)
     steps = torch.linspace(0, 1, MIXTURE_SIZE, dtype=torch.float64)
     return torch.exp(torch.lerp(low.minimum(0.2 * high).log()[:, None], high.log()[:, None], steps))
 

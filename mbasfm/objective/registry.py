@@ -1,10 +1,12 @@
 """All kinds of residuals by name."""
 
+from mbasfm.objective.anchored import AnchoredForm
 from mbasfm.objective.isotropic import IsotropicForm
 from mbasfm.objective.residual_kind import Form
 from mbasfm.objective.split import SplitForm
 
 KINDS: dict[str, type[Form]] = {
+    "anchored": AnchoredForm,
     "isotropic": IsotropicForm,
     "split": SplitForm,
 }

@@ -4,15 +4,14 @@ A form is a kind of residual on given samples. It measures residuals (histograms
 before), freezes the loss that those histograms define, and linearises it. All three stream over blocks of edges.
 
 A kind may have latent unknowns of its own, each of one source frame. They are values inside what is frozen and inside
-statistics: ``start`` finds them from cameras alone, ``linearize`` eliminates them, ``back_substitute`` moves them with
-a step, ``measure`` takes them over into statistics, and ``freeze`` from there. A step that is refused leaves no trace.
-Between steps the solver may rescale the world, so latents are held without unit of length: an inverse depth as a
-multiple of what the depth correction of its frame makes of a raw depth.
+statistics: ``start`` finds them from cameras alone, ``linearize`` eliminates them, ``measure`` lets them follow the
+cameras into statistics, and ``freeze`` takes them from there. A step that is refused leaves no trace.
+Between steps the solver may rescale the world: ``rescaled`` lets latents follow.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,28 +34,52 @@ with 8 does the covariance hold the truth about as often as it claims."""
 
 
 @dataclass(frozen=True)
-class CrossGram:
-    """Coupling between two edges of one source frame, left by eliminated unknowns; each pair of edges once."""
+class Anchoring:
+    """How the inverse depths of anchors are treated."""
 
-    first: Int[Tensor, " P"]
-    second: Int[Tensor, " P"]
-    """Numbers of the edges, counted over all edges."""
-    gram: Float[Tensor, "P C1 C1"]
-    """Products of the columns and residual of the first edge with those of the second."""
+    free_pixel: bool = False
+    """Whether the pixel of an anchor is unknown as well, with the error of a match."""
+    prior: Literal["measured", "fixed", "none"] = "measured"
+    """The depth map as prior: with measured spread and votes; with a fixed spread and a vote per anchor; not at all."""
+    sigma: float = 0.1
+    """The fixed spread."""
+
+
+@dataclass(frozen=True)
+class StarGram:
+    """Normal equations of all edges of one source frame, with the frame's own latent unknowns eliminated."""
+
+    source: int
+    targets: Int[Tensor, " D"]
+    """The other frames of the edges, sorted."""
+    gram: Float[Tensor, "W W"]
+    """Products of columns: of each target's edge (relative pose, then pairs of intrinsics), then of log alpha and beta
+    of the source, and last the residual."""
 
 
 @runtime_checkable
 class GramSink(Protocol):
-    """Function that takes the normal equations of a block of edges."""
+    """Takes the normal equations of a kind of residual."""
 
-    def __call__(self, chunk: slice, gram: Float[Tensor, "e C1 C1"], cross: CrossGram | None = None) -> None:
-        """Take the Gram matrices of the edges and, where unknowns were eliminated, those between them."""
+    def add(self, chunk: slice, gram: Float[Tensor, "e C1 C1"]) -> None:
+        """Take the Gram matrices of a block of edges."""
+
+    def add_star(self, star: StarGram) -> None:
+        """Take the normal equations of one frame's edges together."""
 
 
-EdgeStep = Callable[[slice], Float[Tensor, "e C"]]
-"""A step of the cameras in the columns of a block of edges."""
 BlockLoss = Callable[[Cameras, Samples, slice], tuple[Tensor, float]]
 """Loss of a block of edges, differentiable, and the sum of its samples' scores."""
+
+
+@dataclass(frozen=True)
+class LossShape:
+    """What a stage says about the loss; a kind takes of it what concerns it."""
+
+    binning: Binning
+    loss: str
+    per_star: bool = False
+    anchoring: Anchoring = Anchoring()
 
 
 @runtime_checkable
@@ -69,7 +92,7 @@ class Form(Protocol):
     """Classes besides tensors that its statistics consist of, so that a checkpoint may hold them."""
 
     @staticmethod
-    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "Form":
+    def build(samples: SampleSource, num_frames: int, shape: "LossShape") -> "Form":
         """Form on the given samples."""
         ...
 
@@ -86,19 +109,16 @@ class Form(Protocol):
     def freeze(self, statistics: Any) -> Any:
         """Loss that the statistics define."""
 
-    def linearize(self, cameras: Cameras, frozen: Any, columns: Columns, sink: GramSink) -> tuple[float, Any]:
-        """Hand the Gram matrices of this process's edges to ``sink``, with latents eliminated.
+    def rescaled(self, statistics: Any, growth: Float[Tensor, " N"]) -> Any:
+        """Statistics after the worlds of frames have grown by these factors."""
 
-        Returns the loss of all edges, and what back_substitute needs to know about the eliminated latents.
-        """
+    def linearize(self, cameras: Cameras, frozen: Any, columns: Columns, sink: GramSink) -> float:
+        """Hand the normal equations of this process's edges to ``sink``, latents eliminated; returns the loss of all."""
         ...
 
     def coupled_frames(self) -> Int[Tensor, "P 2"]:
         """Pairs of frames that eliminated latents couple, in addition to those that edges connect."""
         ...
-
-    def back_substitute(self, frozen: Any, eliminated: Any, step: EdgeStep) -> Any:
-        """Frozen loss with latents moved along with a step of the cameras."""
 
     def distribution(self, statistics: Any) -> Distribution:
         """Residual distribution over the whole graph."""
@@ -133,9 +153,9 @@ class WithoutLatents:
         """An empty list of pairs."""
         return torch.empty(0, 2, dtype=torch.long)
 
-    def back_substitute(self, frozen: Any, eliminated: None, step: EdgeStep) -> Any:
-        """The frozen loss, unchanged."""
-        return frozen
+    def rescaled(self, statistics: Any, growth: Float[Tensor, " N"]) -> Any:
+        """The statistics, unchanged: residuals do not depend on the size of the world."""
+        return statistics
 
 
 def source_mass(samples: SampleSource, num_frames: int) -> Float[Tensor, " N"]:

@@ -32,6 +32,7 @@ from mbasfm.objective.residual_kind import (
     NO_INTRINSICS,
     BlockLoss,
     GramSink,
+    LossShape,
     WithoutLatents,
     frozen_loss,
     look_up,
@@ -89,15 +90,15 @@ class SplitForm(WithoutLatents):
     size of along-residuals at the step's start, and their votes, small for mismatches and frames with many samples."""
 
     @staticmethod
-    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "SplitForm":
-        """Form on the given samples; ``per_star`` has been refused before."""
+    def build(samples: SampleSource, num_frames: int, shape: LossShape) -> "SplitForm":
+        """Form on the given samples; one distribution per star has been refused before."""
         i, j = samples.edges.unbind(-1)
         both = torch.isin(i * num_frames + j, j * num_frames + i)
         along = (DEPTH_VOTES / source_mass(samples, num_frames).clamp_min(1e-30)).clamp_max(1)[i]
         across = torch.where(both, 0.5, 1.0)
         shares = across[:, None].to(samples.dtype), along[:, None].to(samples.dtype)
         share = deal(blocks(samples), at_random=True)
-        return SplitForm(samples, num_frames, binning, loss, share, *shares, {})
+        return SplitForm(samples, num_frames, shape.binning, shape.loss, share, *shares, {})
 
     def start(self, cameras: Cameras) -> FrozenSplit:
         """Loss at the first cameras: one round to learn the noise, one with it."""
@@ -162,7 +163,7 @@ class SplitForm(WithoutLatents):
             gate,
         )
 
-    def linearize(self, cameras: Cameras, frozen: FrozenSplit, columns: Columns, sink: GramSink) -> tuple[float, None]:
+    def linearize(self, cameras: Cameras, frozen: FrozenSplit, columns: Columns, sink: GramSink) -> float:
         """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges.
 
         Stores spread and vote of each sample.
@@ -183,9 +184,9 @@ class SplitForm(WithoutLatents):
             along_weight = look_up(frozen.along, None, eta, None, dtype) * vote / parts.spread_squared
             root_across = (across_weight * self.across_share[chunk] * block.weight).sqrt_()
             root_along = (along_weight * block.weight).sqrt_()
-            sink(chunk, gram(split_rows(block, parts, root_across, root_along)))
+            sink.add(chunk, gram(split_rows(block, parts, root_across, root_along)))
         self.share.total(total)
-        return float(total), None
+        return float(total)
 
     def distribution(self, statistics: SplitStatistics) -> Distribution:
         """The distribution of the across-part, for reports."""

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float32, Int64
 
 from mbasfm.geometry.lots import lots, places
+from mbasfm.polish.tracks import connect, is_doubled
 from mbasfm.types.pairs import Keypoints, TwoView
 from mbasfm.types.samples import Samples
 
@@ -102,3 +103,110 @@ def _rows(matches: Int64[np.ndarray, "K 2"], source: Keypoints, target: Keypoint
     first, second = matches.T
     columns = [source.pixels[first], target.pixels[second], source.raw_depth[first][:, None]]
     return np.concatenate(columns, 1).astype(np.float32)
+
+
+ROW = 64
+"""Samples in a row; an edge with more observations stands in several rows."""
+
+
+def draw_anchors(
+    views: Sequence[TwoView], keypoints: Sequence[Keypoints], tracks_per_frame: int, least_per_pair: int, seed: int
+) -> Samples:
+    """The longest tracks of every frame, each anchored in one of its frames and observed in all others.
+
+    Every pair keeps some tracks, however short, so that weak pairs have a voice. Where wrong matches join keypoints to
+    something that is in two places of one photograph, every keypoint is an anchor with its own matches only; these
+    overlap, so that they count less.
+    """
+    frame, track, size = connect(views, keypoints)
+    pixels = np.concatenate([points.pixels for points in keypoints])
+    lot = lots(seed, 0, frame, places(pixels))
+    pairs = _match_ends(views, keypoints)
+    tangled = is_doubled(frame, track)[track]
+    whole = _whole_tracks(frame, track, size, tangled, keypoints, lot)
+    parts = _own_matches(pairs[tangled[pairs[:, 0]]], frame)
+    sightings = whole.join(parts)
+    return _in_rows(_most_seen(sightings, pairs, frame, lot, tracks_per_frame, least_per_pair), frame, keypoints)
+
+
+@dataclass(frozen=True)
+class _Sightings:
+    """Which keypoints, numbered over all frames, are seen from which anchors, and how much each counts."""
+
+    anchor: Int64[np.ndarray, " M"]
+    match: Int64[np.ndarray, " M"]
+    weight: Float32[np.ndarray, " M"]
+
+    def join(self, other: "_Sightings") -> "_Sightings":
+        return _Sightings(*(np.concatenate(both) for both in zip(vars(self).values(), vars(other).values())))
+
+    def only(self, kept: np.ndarray) -> "_Sightings":
+        return _Sightings(*(values[kept] for values in vars(self).values()))
+
+
+def _match_ends(views: Sequence[TwoView], keypoints: Sequence[Keypoints]) -> Int64[np.ndarray, "M 2"]:
+    first = np.concatenate([[0], np.cumsum([len(points.pixels) for points in keypoints])])
+    ends = [np.stack([first[view.i] + view.matches[:, 0], first[view.j] + view.matches[:, 1]], 1) for view in views]
+    return np.concatenate(ends) if ends else np.zeros((0, 2), np.int64)
+
+
+def _whole_tracks(frame, track, size, tangled, keypoints, lot) -> _Sightings:
+    """Every track from one of its keypoints: one with depth if there is any, else drawn by lot."""
+    raw = np.concatenate([points.raw_depth for points in keypoints])
+    member = np.flatnonzero((size[track] >= 2) & ~tangled)
+    member = member[np.lexsort([lot[member], ~np.isfinite(raw[member]), track[member]])]
+    _, begin, count = np.unique(track[member], return_index=True, return_counts=True)
+    anchor = np.repeat(member[begin], count)
+    seen = anchor != member
+    return _Sightings(anchor[seen], member[seen], np.ones(int(seen.sum()), np.float32))
+
+
+def _own_matches(pairs: Int64[np.ndarray, "M 2"], frame: Int64[np.ndarray, " P"]) -> _Sightings:
+    """Every keypoint with its own matches; one at most in another photograph, the first."""
+    both = np.concatenate([pairs, pairs[:, ::-1]])
+    key = both[:, 0] * (frame.max(initial=0) + 1) + frame[both[:, 1]]
+    anchor, match = both[np.unique(key, return_index=True)[1]].T
+    count = np.bincount(anchor, minlength=len(frame))
+    return _Sightings(anchor, match, (1 / (1 + count[anchor])).astype(np.float32))
+
+
+def _most_seen(seen: _Sightings, pairs, frame, lot, tracks_per_frame: int, least_per_pair: int) -> _Sightings:
+    """The anchors with the most sightings of each frame that is an end of theirs, and some of every pair."""
+    count = np.bincount(seen.anchor, minlength=len(frame))
+    priority = count + lot
+    owner = np.concatenate([seen.anchor, np.unique(seen.anchor)])
+    where = frame[np.concatenate([seen.match, np.unique(seen.anchor)])]
+    chosen = np.zeros(len(frame), dtype=bool)
+    chosen[owner[_first_of_each(where, priority[owner], tracks_per_frame)]] = True
+    edge = frame[seen.anchor] * (frame.max(initial=0) + 1) + frame[seen.match]
+    chosen[seen.anchor[_first_of_each(edge, priority[seen.anchor], least_per_pair)]] = True
+    return seen.only(chosen[seen.anchor])
+
+
+def _first_of_each(group: Int64[np.ndarray, " M"], priority: np.ndarray, count: int) -> np.ndarray:
+    """Which rows are among the ``count`` of their group with the highest priority."""
+    order = np.lexsort([-priority, group])
+    begin = np.searchsorted(group[order], group[order])
+    chosen = np.zeros(len(group), dtype=bool)
+    chosen[order[np.arange(len(order)) - begin < count]] = True
+    return chosen
+
+
+def _in_rows(seen: _Sightings, frame: Int64[np.ndarray, " P"], keypoints: Sequence[Keypoints]) -> Samples:
+    """Samples in rows of one edge each, sorted by source and target; rows are filled up with samples of no weight."""
+    source, target = frame[seen.anchor], frame[seen.match]
+    order = np.lexsort([seen.anchor, target, source])
+    seen, source, target = seen.only(order), source[order], target[order]
+    edge = source * len(keypoints) + target
+    place = np.arange(len(edge)) - np.searchsorted(edge, edge)
+    begins = place % ROW == 0
+    row = np.cumsum(begins) - 1
+    pixels = np.concatenate([points.pixels for points in keypoints])
+    raw = np.concatenate([points.raw_depth for points in keypoints])
+    number = np.unique(seen.anchor, return_inverse=True)[1]
+    values = np.concatenate([pixels[seen.anchor], pixels[seen.match], raw[seen.anchor, None]], 1)
+    data, numbers = (np.repeat(some[begins][:, None], ROW, 1) for some in (values, number))
+    weight = np.zeros(numbers.shape, np.float32)
+    data[row, place % ROW], numbers[row, place % ROW], weight[row, place % ROW] = values, number, seen.weight
+    edges = np.stack([source, target], 1)[begins]
+    return Samples(*(torch.from_numpy(some) for some in (edges, data.astype(np.float32), weight, numbers)))

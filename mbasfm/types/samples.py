@@ -20,6 +20,9 @@ class Samples:
     """x_i, y_i, x_j, y_j [px] and the raw depth (or disparity) of the pixel in frame i."""
     weight: Float[Tensor, "E K"]
     """Sums to min(K, distinct matches) on each edge, so that a match drawn often does not count often."""
+    anchor: Int[Tensor, "E K"] | None = None
+    """Number of the pixel of frame i, the same on all edges of the frame, and ascending from frame to frame; None if
+    every sample is a pixel of its own. An edge with more than K matches stands in several rows."""
 
     @property
     def num_edges(self) -> int:
@@ -41,13 +44,24 @@ class Samples:
         """Number of edges processed at once."""
         return max(1, BLOCK_SAMPLES // max(1, self.samples_per_edge))
 
+    @property
+    def anchors(self) -> Int[Tensor, "E K"]:
+        """Number of the pixel of frame i of each sample."""
+        return torch.arange(self.weight.numel()).view(self.weight.shape) if self.anchor is None else self.anchor
+
+    @property
+    def num_anchors(self) -> int:
+        """One more than the largest number of a pixel."""
+        return self.weight.numel() if self.anchor is None else int(self.anchor.max()) + 1
+
     def rows(self, chunk: slice) -> "Samples":
         """Samples of a range of edges."""
-        return Samples(self.edges[chunk], self.data[chunk], self.weight[chunk])
+        return Samples(self.edges[chunk], self.data[chunk], self.weight[chunk], self.anchors[chunk])
 
     def select(self, wanted: Bool[Tensor, " E"] | Int[Tensor, " M"]) -> "Samples":
         """Samples of the wanted edges, by mask or index."""
-        return Samples(self.edges[wanted], self.data[wanted], self.weight[wanted])
+        anchor = None if self.anchor is None else self.anchor[wanted]
+        return Samples(self.edges[wanted], self.data[wanted], self.weight[wanted], anchor)
 
     def edge_mass(self) -> Float[Tensor, " E"]:
         """Sum of the weights of each edge."""
@@ -77,6 +91,10 @@ class SampleSource(Protocol):
     @property
     def block_edges(self) -> int:
         """Number of edges processed at once."""
+
+    @property
+    def num_anchors(self) -> int:
+        """One more than the largest number of a pixel."""
 
     def rows(self, chunk: slice) -> Samples:
         """Samples of a range of edges, loaded into memory."""
