@@ -33,7 +33,7 @@ from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, obse
 from mbasfm.models.weights import looking_in
 from mbasfm.reconstruct import complete, place
 from mbasfm.runtime.progress import Progress
-from mbasfm.sfm.user_files import UserFiles, read_given
+from mbasfm.sfm.inputs import UserFiles, read_given
 from mbasfm.types.observations import Observations
 from mbasfm.types.pairs import Keypoints
 

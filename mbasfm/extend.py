@@ -37,12 +37,10 @@ from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
 from mbasfm.scene.report_file import write_report_json
 from mbasfm.scene.write import write_scene
-from mbasfm.sfm.input_photos import input_photos
-from mbasfm.sfm.outcome import Run, component_row
+from mbasfm.sfm.inputs import held_cameras, input_photos
+from mbasfm.sfm.intrinsics import StartIntrinsics
+from mbasfm.sfm.outcome import Run, component_row, residual_curves
 from mbasfm.sfm.pairs.pose_graph import pose_graph
-from mbasfm.sfm.residual_curves import residual_curves
-from mbasfm.sfm.starting_intrinsics import StartIntrinsics
-from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import ImageRow, NotPolished, Reason, RunReport

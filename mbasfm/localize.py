@@ -23,9 +23,8 @@ from mbasfm.matching.observe import load_depth, load_matchers
 from mbasfm.models.weights import looking_in
 from mbasfm.runtime.progress import Progress, active_progress, stage
 from mbasfm.runtime.threads import one_core
-from mbasfm.sfm.input_photos import input_photos
-from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
-from mbasfm.sfm.user_files import cameras_alone
+from mbasfm.sfm.inputs import cameras_alone, input_photos
+from mbasfm.sfm.intrinsics import known_intrinsics, lenses_of
 from mbasfm.types.cameras import Lens
 from mbasfm.types.photos import Photo
 

@@ -33,8 +33,8 @@ from mbasfm.models.weights import looking_in
 from mbasfm.runtime.progress import Progress
 from mbasfm.runtime.threads import one_core
 from mbasfm.scene.depth_fit import is_constant
-from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source, known_intrinsics
-from mbasfm.sfm.user_files import cameras_alone
+from mbasfm.sfm.inputs import cameras_alone
+from mbasfm.sfm.intrinsics import StartIntrinsics, focal_source, known_intrinsics
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import FocalSource

@@ -21,20 +21,15 @@ from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.scene.report_file import write_report_json
 from mbasfm.scene.write import NOTHING_WRITTEN, write_scene
 from mbasfm.sfm.adjust_starts import adjuster
-from mbasfm.sfm.align_world import align_world
-from mbasfm.sfm.build_graph import build_graph
-from mbasfm.sfm.components import Finishing, finish
-from mbasfm.sfm.input_photos import folder_of, input_photos
-from mbasfm.sfm.outcome import Placed, Run
+from mbasfm.sfm.finish import Finishing, align_world, finish
+from mbasfm.sfm.inputs import Given, UserFiles, folder_of, input_photos, read_given
+from mbasfm.sfm.intrinsics import known_intrinsics
+from mbasfm.sfm.outcome import Inputs, Placed, Run, Solved, residual_curves
+from mbasfm.sfm.pairs.edges import build_graph, verify_pairs
 from mbasfm.sfm.pairs.pose_graph import find_components
-from mbasfm.sfm.pairs.verify_pairs import verify_pairs
-from mbasfm.sfm.residual_curves import residual_curves
-from mbasfm.sfm.sample_budget import within_budget
-from mbasfm.sfm.solved import Inputs, Solved
-from mbasfm.sfm.start.adjust_best import Judge, adjust_best
+from mbasfm.sfm.samples import within_budget
 from mbasfm.sfm.start.candidates import start_cameras
-from mbasfm.sfm.starting_intrinsics import known_intrinsics
-from mbasfm.sfm.user_files import Given, UserFiles, read_given
+from mbasfm.sfm.start.race import Judge, adjust_best
 from mbasfm.types.observations import Observations
 
 

@@ -59,17 +59,15 @@ MATHEMATICS = (
     "scene.fuse",
     "scene.undistort",
     "scene.framing",
-    "sfm.sampling",
-    "sfm.pairs.bridges",
-    "sfm.pairs.depth_witness",
+    "sfm.samples",
     "sfm.pairs.judge",
     "sfm.pairs.pose_graph",
     "sfm.start",
     "localization.register",
 )
 """Packages and modules."""
-AT_THE_EDGE = ("types.photos", "estimators.relative")
-"""Photographs have paths; peers of our estimator come from other libraries."""
+AT_THE_EDGE = ("types.photos", "estimators.relative", "sfm.samples")
+"""Photographs have paths; peers of our estimator come from other libraries; many samples have a folder."""
 OUTSIDE_WORLD = {
     "PIL",
     "argparse",

@@ -27,8 +27,8 @@ from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.scene.report_file import write_report_json
 from mbasfm.scene.undistort import undistort_model
 from mbasfm.scene.write import with_written, write_scene
+from mbasfm.sfm.inputs import held_cameras
 from mbasfm.sfm.pairs.pose_graph import pose_graph
-from mbasfm.sfm.user_files import held_cameras
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import ImageRow, RunReport
 from mbasfm.types.photos import DepthEstimate

@@ -21,7 +21,7 @@ from mbasfm.io.settings import read_config, write_config
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, merge, observe, weak_frames
 from mbasfm.models.registry import JOINT
 from mbasfm.reconstruct import place
-from mbasfm.sfm.user_files import UserFiles, read_given
+from mbasfm.sfm.inputs import UserFiles, read_given
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import NoPose, Reason
 from mbasfm.types.pairs import Keypoints
@@ -169,7 +169,7 @@ def test_a_second_run_does_no_work_per_photograph_or_pair_again(made, monkeypatc
         raise AssertionError("computed again")
 
     for name in (
-        "mbasfm.sfm.pairs.verify_pairs.propose",
+        "mbasfm.sfm.pairs.edges.propose",
         "mbasfm.matching.inference._describe",
         "mbasfm.matching.inference._estimate",
     ):

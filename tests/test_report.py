@@ -27,7 +27,7 @@ from mbasfm.report.record import MAX_STEPS, step_columns
 from mbasfm.report.verdict import judge
 from mbasfm.scene.framing import upright
 from mbasfm.scene.report_file import read_report
-from mbasfm.sfm.residual_curves import HISTOGRAM, sample_histograms, track_errors_px
+from mbasfm.sfm.outcome import HISTOGRAM, sample_histograms, track_errors_px
 from mbasfm.types.outcome import (
     Bridge,
     CameraRow,

@@ -9,7 +9,7 @@ from made_up import make_view
 from scipy.stats import kstest
 
 from mbasfm.geometry.lots import lots
-from mbasfm.sfm.sampling import draw_samples
+from mbasfm.sfm.samples import draw_samples
 from mbasfm.types.pairs import Keypoints
 
 

@@ -20,7 +20,7 @@ from mbasfm.geometry.epipolar import line_distances_px
 from mbasfm.objective.isotropic import isotropic
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import split
-from mbasfm.sfm.sampling import draw_samples
+from mbasfm.sfm.samples import draw_samples
 from mbasfm.types.cameras import Cameras, Fixed, Intrinsics, Lens
 from mbasfm.types.outcome import NoPose, Reason
 from mbasfm.types.pairs import Keypoints, TwoView

@@ -20,7 +20,7 @@ from mbasfm.report.verdict import judge, link_counts
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.framing import frustum_size, stand_up
 from mbasfm.scene.report_file import damaged_report_as_error, read_report, stage_to_json
-from mbasfm.sfm.residual_curves import HISTOGRAM
+from mbasfm.sfm.outcome import HISTOGRAM
 from mbasfm.types.outcome import Residuals, RunReport
 
 MAX_POINTS = 20_000

@@ -14,8 +14,8 @@ from mbasfm.scene.depth_fit import is_constant
 from mbasfm.scene.reconstruction import Reconstruction, finite
 from mbasfm.scene.report_file import stage_row
 from mbasfm.scene.write import Written, with_written
+from mbasfm.sfm.intrinsics import StartIntrinsics, focal_source
 from mbasfm.sfm.outcome import Run
-from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source
 from mbasfm.types.observations import Observations
 from mbasfm.types.outcome import CameraRow, PairColumns, RunReport, StepColumns
 from mbasfm.types.pairs import TwoView

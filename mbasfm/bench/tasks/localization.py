@@ -32,8 +32,8 @@ from mbasfm.localization.match_queries import match_queries
 from mbasfm.localization.prepared_map import triangulate_map
 from mbasfm.localize import Map
 from mbasfm.runtime.progress import Progress
-from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
-from mbasfm.sfm.user_files import cameras_alone
+from mbasfm.sfm.inputs import cameras_alone
+from mbasfm.sfm.intrinsics import known_intrinsics, lenses_of
 from mbasfm.types.cameras import Lens
 from mbasfm.types.photos import Photo
 
