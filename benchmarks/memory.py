@@ -24,7 +24,7 @@ from mbasfm.adjust.stage import PAPER_STAGES, SPLIT_STAGES
 from mbasfm.runtime.progress import peak_memory_mb, present_memory_mb
 from mbasfm.sfm.sample_store import StoredSamples, create_samples, open_samples
 from mbasfm.sfm.samples import GB, Demand, Plan, plan_memory
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.observations import SampleSource
 
 MB = 1 << 20
 NO_BUDGET = 0.0

@@ -7,15 +7,14 @@ from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.config import Config, stages_of
 from mbasfm.errors import InputError
 from mbasfm.estimators.two_view import stands_alone
-from mbasfm.io.cache import Cache
+from mbasfm.io.arrays import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
-from mbasfm.models.weights import looking_in
-from mbasfm.polish.repetition_check import drop_contradictions
+from mbasfm.models.machine import looking_in
+from mbasfm.polish.depth import drop_contradictions
 from mbasfm.report.page_data import write_report
 from mbasfm.report.record import record
-from mbasfm.runtime.distributed import from_main
+from mbasfm.runtime.parallel import from_main, one_core
 from mbasfm.runtime.progress import Progress, say, stage
-from mbasfm.runtime.threads import one_core
 from mbasfm.scene.preflight import check_room, refuse_overwriting
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.scene.report_file import write_report_json

@@ -16,9 +16,9 @@ from mbasfm.objective.edge_block import Block, Columns, blocks, dot, gram
 from mbasfm.objective.isotropic import Isotropic, IsotropicForm, isotropic, isotropic_rows
 from mbasfm.objective.reference import edge_rays
 from mbasfm.objective.residual_kind import NO_INTRINSICS, BlockLoss, CrossGram, EdgeStep, GramSink, stream
-from mbasfm.runtime.distributed import Share, deal
+from mbasfm.runtime.parallel import Share, deal
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mbasfm.sfm.sample_store import create_samples
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import Settings, make_problem
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 SHORT = tuple(replace(stage, max_steps=3) for stage in (COARSE, FINE))
 CASES = {

@@ -66,7 +66,7 @@ MATHEMATICS = (
     "localization.register",
 )
 """Packages and modules."""
-AT_THE_EDGE = ("types.photos", "estimators.relative", "sfm.samples")
+AT_THE_EDGE = ("types.observations", "estimators.relative", "sfm.samples")
 """Photographs have paths; peers of our estimator come from other libraries; many samples have a folder."""
 OUTSIDE_WORLD = {
     "PIL",
@@ -88,7 +88,7 @@ PAGES = ("reconstruct", "localize", "extend", "pair", "commands", "cli", "bench"
 """Pipelines and edges, which see how a run was set up."""
 SETTINGS = {"Config", "LocalizeConfig", "Common"}
 SURROUNDINGS = {"Progress", "Cache"}
-NOT_STAGES = ("config", "io.settings", "io.cache", "runtime.progress")
+NOT_STAGES = ("config", "io.text_files", "io.arrays", "runtime.progress")
 """Where those are defined, written and read."""
 
 
@@ -150,7 +150,7 @@ def test_a_package_says_what_it_is_for_and_nothing_else(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_only_one_module_may_talk_to_other_processes(module):
     names = imported_names(source_of(module))
-    assert module == "runtime.distributed" or not any(f"{name}.".startswith("torch.distributed.") for name in names)
+    assert module == "runtime.parallel" or not any(f"{name}.".startswith("torch.distributed.") for name in names)
 
 
 @pytest.mark.parametrize("module", [module for module in MODULES if is_in(module, MATHEMATICS)])

@@ -29,10 +29,8 @@ from mbasfm.scene.undistort import undistort_model
 from mbasfm.scene.write import with_written, write_scene
 from mbasfm.sfm.inputs import held_cameras
 from mbasfm.sfm.pairs.pose_graph import pose_graph
-from mbasfm.types.observations import Observations
-from mbasfm.types.outcome import ImageRow, RunReport
-from mbasfm.types.photos import DepthEstimate
-from mbasfm.types.scene import View
+from mbasfm.types.observations import DepthEstimate, Observations
+from mbasfm.types.outcome import ImageRow, RunReport, View
 
 NUM_FRAMES, SIZE, FOCAL, BENT = 5, (512, 384), 450.0, -0.08
 MAP_SIZE = (128, 96)

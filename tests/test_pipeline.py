@@ -17,15 +17,13 @@ from mbasfm import Config, pose_auc, reconstruct
 from mbasfm.cli import main
 from mbasfm.errors import ConfigError, InputError
 from mbasfm.io.images import find_photos
-from mbasfm.io.settings import read_config, write_config
+from mbasfm.io.text_files import read_config, write_config
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, merge, observe, weak_frames
-from mbasfm.models.registry import JOINT
+from mbasfm.models.base import JOINT
 from mbasfm.reconstruct import place
 from mbasfm.sfm.inputs import UserFiles, read_given
-from mbasfm.types.observations import Observations
+from mbasfm.types.observations import Keypoints, Observations, Photo
 from mbasfm.types.outcome import NoPose, Reason
-from mbasfm.types.pairs import Keypoints
-from mbasfm.types.photos import Photo
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0

@@ -28,6 +28,7 @@ from mbasfm.report.verdict import judge
 from mbasfm.scene.framing import upright
 from mbasfm.scene.report_file import read_report
 from mbasfm.sfm.outcome import HISTOGRAM, sample_histograms, track_errors_px
+from mbasfm.types.observations import DepthEstimate, Samples
 from mbasfm.types.outcome import (
     Bridge,
     CameraRow,
@@ -43,10 +44,9 @@ from mbasfm.types.outcome import (
     Residuals,
     RunReport,
     Sigma,
+    SkippedFile,
     StageRow,
 )
-from mbasfm.types.photos import DepthEstimate, SkippedFile
-from mbasfm.types.samples import Samples
 
 NASTY = "a<script>alert(1)</script>&\"'x.png"
 VOID = {"meta", "img", "input", "line", "rect", "circle", "br"}

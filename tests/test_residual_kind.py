@@ -31,9 +31,9 @@ from mbasfm.sfm.adjust_starts import FileJournal
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.problem import make_problem as make_scene
-from mbasfm.types import samples as samples_module
+from mbasfm.types import observations
 from mbasfm.types.cameras import Cameras, Fixed
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import Samples
 
 ADJUST = Path(mbasfm.__file__).parent / "adjust"
 NUM_FRAMES = 5
@@ -46,7 +46,7 @@ POSES_ONLY = Fixed.build(NUM_FRAMES, focal=True, scale=True, shift=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that it takes to add a kind. Blocks are small, so that there are several."""
     monkeypatch.setitem(KINDS, "offset", OffsetForm)
-    monkeypatch.setattr(samples_module, "BLOCK_SAMPLES", 100)
+    monkeypatch.setattr(observations, "BLOCK_SAMPLES", 100)
 
 
 @pytest.fixture(scope="module")

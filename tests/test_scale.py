@@ -25,7 +25,7 @@ from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.problem import make_problem as make_scene
 from mbasfm.types.cameras import Cameras, Fixed
-from mbasfm.types.samples import BLOCK_SAMPLES, Samples, SampleSource
+from mbasfm.types.observations import BLOCK_SAMPLES, Samples, SampleSource
 
 BUDGETS = (12.0, 2.7, 1.3)
 WITHIN_BUDGET = """

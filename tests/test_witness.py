@@ -42,7 +42,7 @@ from mbasfm.sfm.pairs.judge import (
 )
 from mbasfm.sfm.pairs.pose_graph import find_groups
 from mbasfm.sfm.start.averaging import rays_of
-from mbasfm.types.photos import DepthEstimate
+from mbasfm.types.observations import DepthEstimate
 
 LENS = make_lens()
 

@@ -14,10 +14,10 @@ from mbasfm.objective.noise import RATIO_BINNING, estimate_noise
 from mbasfm.objective.registry import KINDS
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import SplitForm, split
-from mbasfm.runtime.distributed import deal
+from mbasfm.runtime.parallel import deal
 from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.observations import SampleSource
 from mbasfm.types.outcome import NoPose, Reason
-from mbasfm.types.samples import SampleSource
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
 MIN_INLIER_SHARE = 0.02

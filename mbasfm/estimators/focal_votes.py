@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from mbasfm.types.pairs import TwoView
+from mbasfm.types.observations import TwoView
 
 MIN_FOCAL, MAX_FOCAL, NUM_CANDIDATES = 0.3, 6.0, 150
 """Range and number of candidates, in image widths (long side)."""

@@ -1,12 +1,27 @@
-"""Small text files: JSON with finite numbers only, and writing that a kill cannot leave half done."""
+"""Small text files: JSON with finite numbers only, settings as TOML, and writing that a kill cannot leave half done."""
 
+import difflib
 import json
 import math
 import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from mbasfm.errors import InputError
+from mbasfm.config import Config, grouped
+from mbasfm.errors import ConfigError, InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+LARGEST = 1e300
+"""Whole numbers may be larger than what a float holds."""
+TYPES: Mapping[str, Any] = {field.name: field.type for field in fields(Config)}
+TABLES = {group.name: tuple(settings) for group, settings in grouped(Config()).items()}
+"""Names of the settings in each table."""
 
 
 def read_json(path: Path) -> Any:
@@ -57,3 +72,89 @@ def write_text(path: Path, text: str) -> None:
     temporary = path.with_name(f"{path.name}.part")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+
+
+def read_config(path: Path, base: Config) -> Config:
+    """The base with what the file says; unknown keys and values of the wrong type are refused."""
+    given = {}
+    for name, value in _settings_in(_load(path), path):
+        if name in given:
+            raise ConfigError(f"{path}: {name} is set twice, in a table and outside of it")
+        if not _fits(value, TYPES[name]):
+            raise ConfigError(f"{path}: {name} = {value!r} does not fit; expected {_name(TYPES[name])}")
+        given[name] = _as(value, TYPES[name])
+    return replace(base, **given)
+
+
+def write_config(path: Path, config: Config) -> None:
+    """Every setting, one per line in the table of its group; those that are not set are left out."""
+    tables = [_table(group.name, settings) for group, settings in grouped(config).items()]
+    write_text(path, "\n".join(filter(None, tables)))
+
+
+def _table(name: str, settings: Mapping[str, Any]) -> str:
+    """A table as text, which is empty where nothing is set."""
+    # JSON's strings, numbers and truth values are written as in TOML.
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items() if value is not None]
+    return "".join([f"[{name}]\n", *lines]) if lines else ""
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: not readable as TOML ({error})") from error
+
+
+def _settings_in(content: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
+    """Names and values of all settings, whether they stand in the tables of their groups or, as of old, outside."""
+    for key, value in content.items():
+        # A group and a setting are both named cameras: only groups are tables.
+        if isinstance(value, dict):
+            _check_known(key, TABLES, f"{path}: unknown table")
+            _check_at_home(key, value, path)
+            yield from value.items()
+        else:
+            _check_known(key, TYPES, f"{path}: unknown setting")
+            yield key, value
+
+
+def _check_at_home(table: str, names: Iterable[str], path: Path) -> None:
+    for name in names:
+        _check_known(name, TYPES, f"{path}: unknown setting")
+        if name not in TABLES[table]:
+            home = next(other for other, settings in TABLES.items() if name in settings)
+            raise ConfigError(f"{path}: {name} is no setting of [{table}]; move it to [{home}]")
+
+
+def _check_known(name: str, known: Collection[str], trouble: str) -> None:
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        raise ConfigError(f"{trouble} {name!r}; {hint}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+    if isinstance(kind, type):
+        return type(value) is kind
+    options = get_args(kind)
+    if str(get_origin(kind)) == "typing.Literal":
+        return value in options
+    return any(_fits(value, option) for option in options if option is not type(None))
+
+
+def _as(value: Any, kind: Any) -> Any:
+    """Value as the kind of a setting; integers are accepted for floats."""
+    wants_float = kind is float or float in get_args(kind)
+    return float(value) if wants_float and isinstance(value, int) else value
+
+
+def _name(kind: Any) -> str:
+    if isinstance(kind, type):
+        return {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "a text"}[kind.__name__]
+    options = [option for option in get_args(kind) if option is not type(None)]
+    return " or ".join(repr(option) if isinstance(option, str) else _name(option) for option in options)

@@ -17,7 +17,7 @@ from torch import Tensor
 from mbasfm.geometry.camera import bend_by_k1, bend_jacobian, solve_2x2, straighten
 from mbasfm.geometry.rigid import relative_poses
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 POSE_COLUMNS = 6
 DEPTH_COLUMNS = 2

@@ -34,9 +34,9 @@ from mbasfm.objective.residual_kind import (
     source_mass,
     stream,
 )
-from mbasfm.runtime.distributed import Share, deal
+from mbasfm.runtime.parallel import Share, deal
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 
 @dataclass(frozen=True)

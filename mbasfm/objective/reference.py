@@ -12,7 +12,7 @@ from torch import Tensor
 from mbasfm.geometry.camera import pixel_rays
 from mbasfm.geometry.rigid import relative_poses
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import Samples
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from torch import Tensor
 from mbasfm.objective.distribution import Binning, Distribution
 from mbasfm.objective.edge_block import Block, Columns, blocks, load_block
 from mbasfm.objective.losses import WeightTable
-from mbasfm.runtime.distributed import Share
+from mbasfm.runtime.parallel import Share
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 NO_INTRINSICS = Columns(focal=False, radial=False)
 

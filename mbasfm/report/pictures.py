@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from mbasfm.types.photos import DepthEstimate
+from mbasfm.types.observations import DepthEstimate
 
 JPEG_QUALITY = 72
 DEPTH_COLORS = (

@@ -16,10 +16,8 @@ from mbasfm.scene.report_file import stage_row
 from mbasfm.scene.write import Written, with_written
 from mbasfm.sfm.intrinsics import StartIntrinsics, focal_source
 from mbasfm.sfm.outcome import Run
-from mbasfm.types.observations import Observations
+from mbasfm.types.observations import DepthEstimate, Observations, TwoView
 from mbasfm.types.outcome import CameraRow, PairColumns, RunReport, StepColumns
-from mbasfm.types.pairs import TwoView
-from mbasfm.types.photos import DepthEstimate
 
 MAX_PAIRS = 20_000
 """Largest number of recorded pairs, those with most matches."""

@@ -10,8 +10,7 @@ import pycolmap
 
 from mbasfm.errors import InputError
 from mbasfm.io.colmap_model import read_model
-from mbasfm.io.images import is_upright, read_upright, write_image
-from mbasfm.io.video import FRAMES_FOLDER, read_times
+from mbasfm.io.images import FRAMES_FOLDER, is_upright, read_times, read_upright, write_image
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.depth_maps import depth_image, depth_unit, inverse_image, inverse_scale, write_16_bit
 from mbasfm.scene.folder import Scene, read_scenes
@@ -21,7 +20,7 @@ from mbasfm.scene.ply import write_ply
 from mbasfm.scene.report_file import read_sources
 from mbasfm.scene.tum import tum_text
 from mbasfm.scene.undistort import is_distorted, undistort_image
-from mbasfm.types.scene import View
+from mbasfm.types.outcome import View
 
 Kind = Literal["images", "depth", "ply", "tum", "glb", "nerfstudio"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

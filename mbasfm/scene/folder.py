@@ -10,14 +10,14 @@ import pycolmap
 from jaxtyping import Float32, Int64
 
 from mbasfm.errors import InputError
-from mbasfm.geometry.raster import values_at
+from mbasfm.geometry.camera import values_at
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import read_upright
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.depth_maps import read_depth, stems_of, thinned
 from mbasfm.scene.fuse import confirmed_points, neighbours_of
 from mbasfm.scene.undistort import is_distorted
-from mbasfm.types.scene import Cloud, View
+from mbasfm.types.outcome import Cloud, View
 
 CLOUD_POINTS = 200_000
 SAMPLED_DEPTHS = 20_000_000

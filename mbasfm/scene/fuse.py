@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from scipy.sparse import coo_array
 
 from mbasfm.scene.depth_fit import depth_edges
-from mbasfm.types.scene import View
+from mbasfm.types.outcome import View
 
 MAX_JUMP = 0.05
 """Largest difference between neighbouring pixels, as a share of depth; beyond it is an edge, where maps smear."""

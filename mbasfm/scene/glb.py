@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from mbasfm.types.scene import Cloud, View
+from mbasfm.types.outcome import Cloud, View
 
 MAGIC, VERSION, JSON_CHUNK, BINARY_CHUNK = 0x46546C67, 2, 0x4E4F534A, 0x004E4942
 FLOAT, BYTE = 5126, 5121

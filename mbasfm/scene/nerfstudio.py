@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from mbasfm.types.scene import View
+from mbasfm.types.outcome import View
 
 
 @dataclass(frozen=True)

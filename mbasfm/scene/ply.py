@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from mbasfm.errors import InputError
-from mbasfm.types.scene import Cloud
+from mbasfm.types.outcome import Cloud
 
 VERTEX = np.dtype([("xyz", "<f4", 3), ("rgb", "u1", 3)])
 PROPERTIES = (*(f"float {axis}" for axis in "xyz"), *(f"uchar {color}" for color in ("red", "green", "blue")))

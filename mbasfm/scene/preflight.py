@@ -7,7 +7,7 @@ from pathlib import Path
 from mbasfm.errors import InputError
 from mbasfm.io.calibration import KnownCamera
 from mbasfm.io.images import is_upright
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 BYTES_PER_PHOTO = 8_000_000
 """Approximate bytes of features, matches, depth and points of one photograph."""

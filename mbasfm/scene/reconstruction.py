@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mbasfm.scene.undistort import is_distorted, undistort_model
 from mbasfm.types.cameras import Cameras
+from mbasfm.types.observations import PoseGraph
 from mbasfm.types.outcome import RunReport, Sigma
-from mbasfm.types.pairs import PoseGraph
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from mbasfm.types.outcome import (
     Residuals,
     RunReport,
     Sigma,
+    SkippedFile,
     StageRow,
     StepColumns,
 )
-from mbasfm.types.photos import SkippedFile
 
 Json = dict[str, Any]
 Item = TypeVar("Item")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from scipy.spatial.transform import Rotation
 
-from mbasfm.types.scene import View
+from mbasfm.types.outcome import View
 
 
 def tum_text(views: Sequence[View], seconds: Mapping[str, float]) -> str:

@@ -10,9 +10,9 @@ import pycolmap
 from jaxtyping import Float32
 
 from mbasfm.errors import InputError
-from mbasfm.geometry.raster import values_at
+from mbasfm.geometry.camera import values_at
 from mbasfm.io.colmap_model import read_model
-from mbasfm.io.masks import read_mask
+from mbasfm.io.images import read_mask
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.runtime.progress import stage
 from mbasfm.scene.depth_fit import DepthFit, fit_depth, is_constant
@@ -23,10 +23,8 @@ from mbasfm.scene.reconstruction import Reconstruction, finite
 from mbasfm.scene.report_file import read_outputs
 from mbasfm.scene.undistort import is_distorted, undistort_map
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.observations import Observations
-from mbasfm.types.outcome import RunReport
-from mbasfm.types.photos import DepthEstimate
-from mbasfm.types.scene import View
+from mbasfm.types.observations import DepthEstimate, Observations
+from mbasfm.types.outcome import RunReport, View
 
 
 @dataclass(frozen=True)

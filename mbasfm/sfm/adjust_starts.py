@@ -20,12 +20,11 @@ from mbasfm.adjust.stage import Stage
 from mbasfm.adjust.unknowns import PriorTerm
 from mbasfm.objective.edge_block import blocks
 from mbasfm.objective.registry import KINDS
-from mbasfm.runtime.distributed import from_main, is_main
-from mbasfm.runtime.threads import all_cores
+from mbasfm.runtime.parallel import all_cores, from_main, is_main
 from mbasfm.sfm.sample_store import StoredSamples
 from mbasfm.sfm.start.race import AdjustStart
 from mbasfm.types.cameras import Cameras, Fixed, Intrinsics
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.observations import SampleSource
 
 FORMAT = 1
 """Version of the file; to be raised when its content, or what adjustment does with it, changes."""

@@ -16,9 +16,8 @@ from mbasfm.config import BENT, LensKind
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.geometry.similarity import Pairs, Similarity, find_up, is_line, robust_similarity, turn_to_z
 from mbasfm.polish.colmap_mapper import Freedom
-from mbasfm.polish.guided_matching import match_along_lines
 from mbasfm.polish.place_by_points import RegisteredFrame, place_by_points
-from mbasfm.polish.polish import Polished, PolishSettings, polish, triangulate
+from mbasfm.polish.polish import Polished, PolishSettings, match_along_lines, polish, triangulate
 from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction, color_points
 from mbasfm.sfm.inputs import World
@@ -27,9 +26,8 @@ from mbasfm.sfm.outcome import component_row, find_reasons, has_parallax, image_
 from mbasfm.sfm.pairs.edges import Graph
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.observations import Observations
+from mbasfm.types.observations import Observations, TwoView
 from mbasfm.types.outcome import ImageRow, NotPolished, Reason, RunReport, Sigma
-from mbasfm.types.pairs import TwoView
 
 MANY_SHARE = 4
 """Least number of photographs of a camera whose principal point and radial term are refined."""

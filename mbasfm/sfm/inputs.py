@@ -16,17 +16,17 @@ from mbasfm.errors import InputError
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.io.calibration import KnownCamera, at_resolution, read_calibration
 from mbasfm.io.gps import gps_positions
-from mbasfm.io.images import find_photos
+from mbasfm.io.images import FRAMES_FOLDER, find_photos, is_video, read_times, with_masks
 from mbasfm.io.lists import read_pairs
-from mbasfm.io.masks import with_masks
 from mbasfm.io.poses import PoseFile, read_poses
 from mbasfm.io.priors import read_priors
-from mbasfm.io.video import FRAMES_FOLDER, extract_frames, is_video, read_times
+from mbasfm.io.video import extract_frames
 from mbasfm.matching.observe import PAIR_MODES
-from mbasfm.runtime.distributed import from_main
+from mbasfm.runtime.parallel import from_main
 from mbasfm.runtime.progress import say, stage
 from mbasfm.sfm.intrinsics import GivenCameras
-from mbasfm.types.photos import Photo, SkippedFile
+from mbasfm.types.observations import Photo
+from mbasfm.types.outcome import SkippedFile
 
 GPS_SIGMA_M, SIGMA_M = 5.0, 1.0
 """Standard deviations of positions of unstated quality [m]."""

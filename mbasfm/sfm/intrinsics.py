@@ -15,10 +15,8 @@ from mbasfm.estimators.two_view import verify
 from mbasfm.io.calibration import KnownCamera
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.types.cameras import Fixed, Intrinsics, Lens
-from mbasfm.types.observations import Observations
+from mbasfm.types.observations import DepthEstimate, Observations, Photo, TwoView
 from mbasfm.types.outcome import FocalSource
-from mbasfm.types.pairs import TwoView
-from mbasfm.types.photos import DepthEstimate, Photo
 
 NEARLY_SQUARE = 0.01
 """Relative difference of focal lengths in x and y up to which rough intrinsics mean square pixels."""

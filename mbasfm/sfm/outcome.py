@@ -24,11 +24,8 @@ from mbasfm.sfm.intrinsics import StartIntrinsics
 from mbasfm.sfm.pairs.edges import Graph
 from mbasfm.sfm.start.race import score_of
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
-from mbasfm.types.observations import Observations
-from mbasfm.types.outcome import ComponentRow, ImageRow, NoPose, Reason, ResidualCurve, Residuals
-from mbasfm.types.pairs import TwoView
-from mbasfm.types.photos import Photo, SkippedFile
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.observations import Observations, Photo, SampleSource, TwoView
+from mbasfm.types.outcome import ComponentRow, ImageRow, NoPose, Reason, ResidualCurve, Residuals, SkippedFile
 
 MIN_PARALLAX_PX = 2.0
 """Least parallax at which distances are more than guesses [px at a long side of 1024]."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mbasfm.errors import InputError
 from mbasfm.io.arrays import read_arrays
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import Samples
 
 COLUMNS = 5
 SHARD_BYTES = 1 << 28

@@ -17,13 +17,12 @@ import torch
 from jaxtyping import Float32, Int64
 
 from mbasfm.errors import ConfigError
-from mbasfm.geometry.lots import lots, places
-from mbasfm.runtime.distributed import from_main, is_main, wait_for_all
+from mbasfm.geometry.subsets import lots, places
+from mbasfm.runtime.parallel import from_main, is_main, wait_for_all
 from mbasfm.runtime.progress import present_memory_mb, say
 from mbasfm.sfm.pairs.pose_graph import strongest_pairs
 from mbasfm.sfm.sample_store import create_samples, open_samples
-from mbasfm.types.pairs import Keypoints, TwoView
-from mbasfm.types.samples import BLOCK_SAMPLES, Samples, SampleSource
+from mbasfm.types.observations import BLOCK_SAMPLES, Keypoints, Samples, SampleSource, TwoView
 
 WRITE_EDGES = 1024
 """Number of edges that are written at once."""

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
-from mbasfm.types.photos import Matches
+from mbasfm.types.observations import Matches
 
 NUM_CELLS, NUM_PROBES = 64, 12
 MIN_FOR_CELLS = 2000

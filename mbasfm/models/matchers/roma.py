@@ -10,9 +10,8 @@ from torch import Tensor
 
 from mbasfm.errors import InputError
 from mbasfm.models.base import ImageMatcher
-from mbasfm.models.device import accelerator, is_fast
-from mbasfm.models.weights import content_digest, weights_folder
-from mbasfm.types.photos import AnyRGB, PixelMatches
+from mbasfm.models.machine import accelerator, content_digest, is_fast, weights_folder
+from mbasfm.types.observations import AnyRGB, PixelMatches
 
 STEP_PX = 12
 """Spacing of the grid, in pixels of the warp: 72 x 72 places in each image."""

@@ -9,7 +9,7 @@ from jaxtyping import Float32, UInt8
 
 from mbasfm.models.base import Matcher
 from mbasfm.models.matchers.mutual_nearest import mutual_nearest
-from mbasfm.types.photos import RGB, Features, Matches, Photo
+from mbasfm.types.observations import RGB, Features, Matches, Photo
 
 MAX_FEATURES = 8192
 MAX_SIDE_PX = 3200

@@ -10,9 +10,16 @@ from jaxtyping import Bool, Float64, Int64
 from scipy.spatial.transform import Rotation
 
 from mbasfm.config import BENT, LensKind, Tree
-from mbasfm.estimators.chance import MAX_LOG10_FALSE_ALARMS
-from mbasfm.estimators.two_view import FEWEST_INLIERS, inherit, pack, propose, stands_alone, unpack
-from mbasfm.io.cache import active_cache
+from mbasfm.estimators.two_view import (
+    FEWEST_INLIERS,
+    MAX_LOG10_FALSE_ALARMS,
+    inherit,
+    pack,
+    propose,
+    stands_alone,
+    unpack,
+)
+from mbasfm.io.arrays import active_cache
 from mbasfm.matching.inference import shared_in_parallel
 from mbasfm.runtime.progress import each
 from mbasfm.sfm.intrinsics import StartIntrinsics, lenses_of, search_lens, with_searched_focal
@@ -26,9 +33,8 @@ from mbasfm.sfm.pairs.pose_graph import (
 )
 from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
 from mbasfm.types.cameras import Intrinsics
-from mbasfm.types.observations import Observations
+from mbasfm.types.observations import Observations, TwoView
 from mbasfm.types.outcome import Bridge
-from mbasfm.types.pairs import TwoView
 
 FISHEYE_FOCAL = 0.5
 """Where the search for a fisheye's focal length begins [long sides]."""

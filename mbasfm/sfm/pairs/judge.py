@@ -19,14 +19,11 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from scipy.special import expit
 from scipy.stats import rankdata
 
-from mbasfm.estimators.chance import LN_10
-from mbasfm.estimators.two_view import MIN_INLIER_RATIO, MIN_INLIERS, stands_alone
-from mbasfm.geometry.epipolar import inverse_depth_error, triangulated_inverse_depth
-from mbasfm.geometry.raster import values_at
+from mbasfm.estimators.two_view import LN_10, MIN_INLIER_RATIO, MIN_INLIERS, stands_alone
+from mbasfm.geometry.camera import inverse_depth_error, triangulated_inverse_depth, values_at
 from mbasfm.geometry.rigid import invert
 from mbasfm.objective.distribution import MAD_TO_SIGMA
-from mbasfm.types.pairs import Keypoints, TwoView
-from mbasfm.types.photos import DepthEstimate
+from mbasfm.types.observations import DepthEstimate, Keypoints, TwoView
 
 SHIFTS = (0.25, 0.375, 0.5, 0.625, 0.75)
 MIRRORED_SHIFTS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)

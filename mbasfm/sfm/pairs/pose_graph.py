@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 
-from mbasfm.types.pairs import PoseGraph, TwoView
+from mbasfm.types.observations import PoseGraph, TwoView
 
 MAX_TRIPLET_ERROR_DEG = 10.0
 """Three relative rotations around a triangle of true pairs come back to themselves within a few degrees."""

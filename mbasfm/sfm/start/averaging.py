@@ -17,9 +17,9 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components, mini
 from scipy.spatial.transform import Rotation
 
 from mbasfm.geometry.camera import unit_rays
-from mbasfm.geometry.graphs import cluster_frames
+from mbasfm.geometry.subsets import cluster_frames
 from mbasfm.types.cameras import Intrinsics
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 
 ERROR_FLOOR_DEG, ERROR_OF_ONE_DEG = 0.3, 150.0
 """Expected error of a two-view rotation of strength s: the floor or 150 / s degrees, whichever is larger."""

@@ -16,7 +16,7 @@ from mbasfm.sfm.start.directed_pair import MIN_PARALLAX_DEG, Edges
 from mbasfm.sfm.start.initialize import initialize_cameras
 from mbasfm.sfm.start.lengths import Lengths, PairDepths, depths_of_pairs, measure_lengths, scales_at
 from mbasfm.types.cameras import Cameras, Intrinsics
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 
 ROUNDS = 20
 """Rounds of each of three passes: least unsquared deviations, twice, then without outliers."""

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from mbasfm.geometry.epipolar import triangulated_inverse_depth
+from mbasfm.geometry.camera import triangulated_inverse_depth
 from mbasfm.geometry.rigid import invert
 from mbasfm.sfm.start.averaging import rays_of
 from mbasfm.types.cameras import Intrinsics
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 
 MIN_PARALLAX_DEG = 0.5
 """Least parallax; below it the direction of translation and triangulated depth are noise."""

@@ -14,16 +14,15 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from mbasfm.adjust.adjust import Adjustment
-from mbasfm.geometry.camera import unit_rays
-from mbasfm.geometry.epipolar import line_distances_px, triangulated_inverse_depth
-from mbasfm.geometry.lots import lots, places
+from mbasfm.geometry.camera import line_distances_px, triangulated_inverse_depth, unit_rays
 from mbasfm.geometry.rigid import compose, invert
-from mbasfm.polish.tracks import connect, is_doubled
-from mbasfm.runtime.distributed import from_main
+from mbasfm.geometry.subsets import lots, places
+from mbasfm.polish.polish import connect, is_doubled
+from mbasfm.runtime.parallel import from_main
 from mbasfm.sfm.pairs.pose_graph import find_components
 from mbasfm.sfm.start.initialize import initialize_cameras
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 
 PER_FRAME = 200
 """Largest number of points that each frame checks."""

@@ -1,4 +1,4 @@
-"""Location of networks on this machine: weights, and clones of code that no package provides.
+"""What this machine has for networks: weights, clones of code that no package provides, and devices to compute on.
 
 Weights are looked for at the path in NAME:PATH, below --weights or the folder MBA_WEIGHTS names, and in the cache of
 the Hugging Face hub; clones below --models-path or the folder MBA_MODELS names, and in the cache of torch.hub. Nothing
@@ -10,11 +10,13 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import torch
 
 from mbasfm.errors import InputError
 
@@ -161,3 +163,29 @@ def clone_command(repository: str, options: str = "") -> str:
 
     folder = _folder(CLONES_VARIABLE) or Path(torch.hub.get_dir())
     return f"git clone {options}https://github.com/{repository} {folder / repository.partition('/')[2]}"
+
+
+def accelerator() -> torch.device:
+    """CUDA's or Apple's device, else the CPU."""
+    kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return torch.device(kind)
+
+
+def gpu_or_cpu() -> torch.device:
+    """CUDA's device, else the CPU: for networks with operations that Apple's lacks."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def is_fast(device: torch.device) -> bool:
+    """Whether a device is anything but the CPU."""
+    return device.type != "cpu"
+
+
+def half_if_fast(device: torch.device) -> AbstractContextManager[None]:
+    """Context with half precision on an accelerator; on the CPU it would be slower."""
+    return torch.autocast(device.type, torch.float16, enabled=is_fast(device))
+
+
+def key_of(device: torch.device) -> str:
+    """Precision as part of a model's key, because it changes the last digits."""
+    return f"-{device.type}" if is_fast(device) else ""
