@@ -29,7 +29,7 @@ from mbasfm.matching.inference import colors_of
 from mbasfm.matching.observe import load_depth
 from mbasfm.models.machine import looking_in
 from mbasfm.polish.polish import Polished, triangulate
-from mbasfm.report.page_data import write_report
+from mbasfm.report.page_data import write_page
 from mbasfm.report.record import record
 from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress, stage
@@ -80,7 +80,7 @@ def _extend(
     run = Run(photos, config, observations, start, views, None, residuals, skipped)
     result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
     write_report_json(result.report, output)
-    write_report(output)
+    write_page(result.report, written.models, output)
     return result
 
 

@@ -11,7 +11,7 @@ from mbasfm.io.arrays import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.models.machine import looking_in
 from mbasfm.polish.depth import drop_contradictions
-from mbasfm.report.page_data import write_report
+from mbasfm.report.page_data import write_page
 from mbasfm.report.record import record
 from mbasfm.runtime.parallel import from_main, one_core
 from mbasfm.runtime.progress import Progress, say, stage
@@ -56,7 +56,7 @@ def reconstruct(
         result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
         if output is not None:
             write_report_json(result.report, Path(output))
-            write_report(Path(output))
+            write_page(result.report, written.models, Path(output))
     return result
 
 

@@ -353,7 +353,7 @@ def test_nothing_registered_gives_a_page_too(nothing):
 
 
 def test_names_cannot_become_elements(made):
-    data = page_data(made[0] / "scene", read_report(made[0] / "scene"))
+    data = page_data(read_report(made[0] / "scene"), [], made[0] / "scene")
     plain = Page(render_page(data))
     data["images"][0]["name"] = data["title"] = NASTY
     data["images"][8]["reason"] = NASTY

@@ -36,20 +36,23 @@ OUTSIDE = 1.6
 
 
 def write_report(folder: Path | str) -> Path:
-    """Write report.html into a scene's folder; the same scene gives the same bytes."""
-    target = Path(folder) / "report.html"
+    """Write report.html into a scene's folder again; the same scene gives the same bytes."""
     report = read_report(Path(folder))
+    paths = sorted((Path(folder) / "sparse").glob("*/images.bin"), key=lambda path: int(path.parent.name))
     with damaged_report_as_error(Path(folder)):
-        page = render_page(page_data(Path(folder), report))
-    write_text(target, page)
+        return write_page(report, [read_model(path.parent) for path in paths], Path(folder))
+
+
+def write_page(report: RunReport, models: Sequence[pycolmap.Reconstruction], folder: Path) -> Path:
+    """Write report.html of a run; models are those without distortion."""
+    target = folder / "report.html"
+    write_text(target, render_page(page_data(report, models, folder)))
     return target
 
 
-def page_data(folder: Path, report: RunReport) -> dict[str, Any]:
-    """Everything that the page shows, as plain values."""
+def page_data(report: RunReport, models: Sequence[pycolmap.Reconstruction], folder: Path) -> dict[str, Any]:
+    """Everything that the page shows, as plain values; photographs are also looked for in the scene's folder."""
     names = [row.name for row in report.images]
-    paths = sorted((folder / "sparse").glob("*/images.bin"), key=lambda path: int(path.parent.name))
-    models = [read_model(path.parent) for path in paths]
     return {
         "title": Path(report.source).name,
         "verdict": asdict(judge(report)),

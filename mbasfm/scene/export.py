@@ -1,8 +1,8 @@
-"""Files of a finished scene for trainers, viewers and evaluation, each made from the scene folder alone."""
+"""Files of a finished scene for trainers, viewers and evaluation, in their formats."""
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -33,11 +33,13 @@ def export_scene(folder: Path | str, kinds: Sequence[Kind] = KINDS) -> dict[str,
     Images that are there stay; a missing one is made from the photograph that report.json names.
     """
     scenes = read_scenes(Path(folder))
-    written: dict[str, list[str]] = {}
-    for kind in (kind for kind in KINDS if kind in kinds):
-        paths = [path for scene in scenes for path in WRITERS[kind](scene)]
-        written[kind] = [path.relative_to(folder).as_posix() for path in paths]
-    return written
+    paths = {kind: write_kind(kind, scenes) for kind in KINDS if kind in kinds}
+    return {kind: [path.relative_to(folder).as_posix() for path in found] for kind, found in paths.items()}
+
+
+def write_kind(kind: Kind, scenes: Iterable[Scene]) -> list[Path]:
+    """Write the files of one kind for all components; returns their paths."""
+    return [path for scene in scenes for path in WRITERS[kind](scene)]
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -53,15 +55,19 @@ def _missing_images(scene: Scene) -> list[Path]:
         if name not in sources or not sources[name].is_file():
             where = f"; {sources[name]} does not exist" if name in sources else ""
             raise InputError(f"images/{name}: missing, and so is its original{where}; put it back or run mba sfm again")
-    return write_images(scene, {name: sources[name] for name in missing})
+    distorted = scene.folder / "distorted" / "sparse" / str(scene.number)
+    cameras = cameras_of(read_model(distorted if distorted.is_dir() else scene.model))
+    return write_images(scene.folder, {name: sources[name] for name in missing}, cameras)
 
 
-def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:
-    """Write photographs upright and without distortion; those that are so already are copied byte by byte."""
-    cameras = original_cameras(scene)
+def write_images(folder: Path, sources: Mapping[str, Path], cameras: Mapping[str, pycolmap.Camera]) -> list[Path]:
+    """Write photographs upright and without distortion; those that are so already are copied byte by byte.
+
+    ``cameras`` are those that took them, with their distortion, by name.
+    """
 
     def write(name: str) -> Path:
-        source, target = sources[name], scene.folder / "images" / name
+        source, target = sources[name], folder / "images" / name
         if source.resolve() == target.resolve() and not target.is_symlink():
             if is_distorted(cameras[name]) or not is_upright(source):
                 raise InputError(
@@ -81,10 +87,8 @@ def write_images(scene: Scene, sources: Mapping[str, Path]) -> list[Path]:
     return list(in_parallel(write, sources))
 
 
-def original_cameras(scene: Scene) -> dict[str, pycolmap.Camera]:
-    """Cameras with their distortion, by name of the photograph."""
-    distorted = scene.folder / "distorted" / "sparse" / str(scene.number)
-    model = read_model(distorted if distorted.is_dir() else scene.model)
+def cameras_of(model: pycolmap.Reconstruction) -> dict[str, pycolmap.Camera]:
+    """Cameras of a model by name of the photograph."""
     return {image.name: model.cameras[image.camera_id] for image in model.images.values()}
 
 

@@ -1,8 +1,8 @@
 """A scene folder, read back: cameras and points from sparse/, depth from depth/, photographs from images/."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +24,12 @@ SAMPLED_DEPTHS = 20_000_000
 """Number of depth values, of all maps of a component together, that units of depth images are chosen by."""
 MAPS_IN_MEMORY = 32
 """Number of depth maps kept in memory; consecutive views have mostly the same neighbours."""
+DepthMap = Callable[[], Float32[np.ndarray, "_ _"]]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One component of a scene folder."""
+    """One component of a scene folder, as values: from the folder, or from the result that is written there."""
 
     folder: Path
     number: int
@@ -39,6 +40,8 @@ class Scene:
     """Numbers of the sparse points that each view sees."""
     stems: Mapping[str, str]
     """Names of depth maps, without ending, by name of the photograph; of all components."""
+    depths: Mapping[str, DepthMap]
+    """Depth maps, each made or read when it is asked for, by name of the photograph."""
 
     def file(self, name: str) -> Path:
         """Path of a file of the whole component; those of further components carry their number."""
@@ -61,21 +64,21 @@ class Scene:
     @cached_property
     def with_depth(self) -> tuple[View, ...]:
         """Views that have a depth map."""
-        return tuple(view for view in self.views if self.depth_file(view).is_file())
+        return tuple(view for view in self.views if view.name in self.depths)
 
     @cached_property
     def depth_sample(self) -> list[Float32[np.ndarray, " _"]]:
         """Known values of every depth map, evenly spaced if all would not fit into memory."""
         share = max(SAMPLED_DEPTHS // max(len(self.with_depth), 1), 1)
-        return list(in_parallel(lambda view: thinned(read_depth(self.depth_file(view)), share), self.with_depth))
+        return list(in_parallel(lambda view: thinned(self.depths[view.name](), share), self.with_depth))
 
     def depth(self, view: View) -> Float32[np.ndarray, "_ _"]:
-        """Depth map of a view; the last ones read stay in memory."""
-        return self._read_depth(self.depth_file(view))
+        """Depth map of a view; the last ones asked for stay in memory."""
+        return self._depth_of(view.name)
 
     @cached_property
-    def _read_depth(self) -> Callable[[Path], Float32[np.ndarray, "_ _"]]:
-        return lru_cache(MAPS_IN_MEMORY)(read_depth)
+    def _depth_of(self) -> Callable[[str], Float32[np.ndarray, "_ _"]]:
+        return lru_cache(MAPS_IN_MEMORY)(lambda name: self.depths[name]())
 
     @cached_property
     def cloud(self) -> Cloud:
@@ -107,9 +110,23 @@ def read_scenes(folder: Path) -> tuple[Scene, ...]:
     numbers = sorted(int(path.name) for path in sparse.iterdir() if path.name.isdigit()) if sparse.is_dir() else []
     if not numbers and not (folder / "report.json").is_file():
         raise InputError(f"{folder}: no sparse/0 there; give the --output of mba sfm")
-    models = [read_model(sparse / str(number)) for number in numbers]
+    scenes = scenes_of(folder, [read_model(sparse / str(number)) for number in numbers], numbers)
+    return tuple(replace(scene, depths=_stored_depths(scene)) for scene in scenes)
+
+
+def _stored_depths(scene: Scene) -> dict[str, DepthMap]:
+    """Depth maps that are in the folder."""
+    paths = {view.name: scene.depth_file(view) for view in scene.views}
+    return {name: partial(read_depth, path) for name, path in paths.items() if path.is_file()}
+
+
+def scenes_of(
+    folder: Path, models: Sequence[pycolmap.Reconstruction], numbers: Sequence[int] | None = None
+) -> tuple[Scene, ...]:
+    """Components of a scene by their models without distortion, as yet without depth; nothing is read."""
     stems = stems_of(image.name for model in models for image in model.images.values())
-    return tuple(_scene(folder, number, model, stems) for number, model in zip(numbers, models, strict=True))
+    which = range(len(models)) if numbers is None else numbers
+    return tuple(_scene(folder, number, model, stems) for number, model in zip(which, models, strict=True))
 
 
 def _scene(folder: Path, number: int, model: pycolmap.Reconstruction, stems: Mapping[str, str]) -> Scene:
@@ -117,15 +134,8 @@ def _scene(folder: Path, number: int, model: pycolmap.Reconstruction, stems: Map
     order = sorted(model.points3D)
     points = np.array([model.points3D[key].xyz for key in order]).reshape(-1, 3)
     colors = np.array([model.points3D[key].color for key in order], dtype=np.uint8).reshape(-1, 3)
-    seen = tuple(_seen(image) for image in images)
-    return Scene(
-        folder,
-        number,
-        tuple(view_of(image, model.cameras[image.camera_id]) for image in images),
-        Cloud(points, colors),
-        seen,
-        stems,
-    )
+    views = tuple(view_of(image, model.cameras[image.camera_id]) for image in images)
+    return Scene(folder, number, views, Cloud(points, colors), tuple(map(_seen, images)), stems, {})
 
 
 def _seen(image: pycolmap.Image) -> Int64[np.ndarray, " _"]:

@@ -33,15 +33,24 @@ class Reconstruction:
     report: RunReport
     """Outcome of photographs and components; at the end of a run, the course of it too."""
 
-    def save_models(self, folder: Path) -> None:
-        """Write sparse/0, sparse/1, ... without lens distortion, and those that had some as distorted/sparse/N too."""
+    def save_models(self, folder: Path) -> tuple[pycolmap.Reconstruction, ...]:
+        """Write sparse/0, sparse/1, ... without lens distortion, and those that had some as distorted/sparse/N too.
+
+        Returns those without.
+        """
         for parent in (folder / "sparse", folder / "distorted" / "sparse"):
             shutil.rmtree(parent, ignore_errors=True)
-        for number, model in enumerate(self.models):
-            distorted = any(is_distorted(camera) for camera in model.cameras.values())
-            if distorted:
+        straight = tuple(_straight_model(model) for model in self.models)
+        for number, (model, same) in enumerate(zip(self.models, straight, strict=True)):
+            if same is not model:
                 _write(model, folder / "distorted" / "sparse" / str(number))
-            _write(undistort_model(model) if distorted else model, folder / "sparse" / str(number))
+            _write(same, folder / "sparse" / str(number))
+        return straight
+
+
+def _straight_model(model: pycolmap.Reconstruction) -> pycolmap.Reconstruction:
+    """The model without lens distortion: itself, if it has none."""
+    return undistort_model(model) if any(map(is_distorted, model.cameras.values())) else model
 
 
 def _write(model: pycolmap.Reconstruction, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The scene folder of a finished reconstruction: models, photographs, aligned depth, and what follows from them."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,20 +11,22 @@ from jaxtyping import Float32
 
 from mbasfm.errors import InputError
 from mbasfm.geometry.camera import values_at
-from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import read_mask
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.runtime.progress import stage
 from mbasfm.scene.depth_fit import DepthFit, fit_depth, is_constant
 from mbasfm.scene.depth_maps import write_depth
-from mbasfm.scene.export import KINDS, export_scene, original_cameras, write_images
-from mbasfm.scene.folder import Scene, points_seen, read_scenes
+from mbasfm.scene.export import KINDS, cameras_of, write_images, write_kind
+from mbasfm.scene.folder import DepthMap, Scene, points_seen, scenes_of
 from mbasfm.scene.reconstruction import Reconstruction, finite
 from mbasfm.scene.report_file import read_outputs
 from mbasfm.scene.undistort import is_distorted, undistort_map
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.observations import DepthEstimate, Observations
+from mbasfm.types.observations import DepthEstimate, Observations, Photo
 from mbasfm.types.outcome import RunReport, View
+
+BentAndStraight = tuple[pycolmap.Reconstruction, pycolmap.Reconstruction]
+"""Model of a component, with and without lens distortion."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Written:
     """Paths relative to the folder, by kind."""
     depth_misfit: Mapping[int, float] = field(default_factory=dict)
     """Relative difference between written depth and the points, by frame."""
+    models: tuple[pycolmap.Reconstruction, ...] = ()
+    """Models as they were written: without distortion."""
 
 
 NOTHING_WRITTEN = Written()
@@ -43,24 +47,28 @@ NOTHING_WRITTEN = Written()
 def write_scene(result: Reconstruction, observations: Observations, folder: Path) -> Written:
     """Write the whole scene folder but the report; files of an older result are removed."""
     with stage("export") as facts:
-        originals = {photo.name: photo.path for photo in observations.photos}
-        own = {path.resolve() for path in originals.values()}
+        own = {photo.path.resolve() for photo in observations.photos}
         _remove_older(folder, own)
-        result.save_models(folder)
-        images, masks = [], []
-        maps: dict[Path, tuple[int, float]] = {}
-        for scene in read_scenes(folder) if result.models else ():
-            images += write_images(scene, {view.name: originals[view.name] for view in scene.views})
-            maps |= _write_depths(scene, result, observations)
-            masks += _write_masks(scene, observations)
-        written = export_scene(folder, [kind for kind in KINDS if kind != "images"]) if result.models else {}
-        images = [path for path in images if path.resolve() not in own]  # those used in place are not ours to remove
-        written["images"] = [path.relative_to(folder).as_posix() for path in images]
+        models = result.save_models(folder)
+        images, masks, maps, scenes = [], [], [], []
+        misfit: dict[int, float] = {}
+        for scene, straight, model in zip(scenes_of(folder, models), models, result.models, strict=True):
+            sources = {view.name: observations.photos[view.number].path for view in scene.views}
+            images += write_images(folder, sources, cameras_of(model))
+            fitted = _fit_depths(scene, (model, straight), result.cameras, observations.depths)
+            scenes.append(replace(scene, depths={name: depth for name, (depth, _) in fitted.items()}))
+            maps += _write_depths(scenes[-1])
+            misfit |= {view.number: fitted[view.name][1] for view in scenes[-1].with_depth}
+            masks += _write_masks(scene, (model, straight), observations.photos)
+        kinds = [kind for kind in KINDS if kind != "images"] if scenes else []
+        paths: dict[str, list[Path]] = {kind: write_kind(kind, scenes) for kind in kinds}
+        paths["images"] = [path for path in images if path.resolve() not in own]  # others are not ours to remove
         if masks:
-            written["masks"] = [path.relative_to(folder).as_posix() for path in masks]
-        written["depth"] = [path.relative_to(folder).as_posix() for path in maps] + written.get("depth", [])
-        facts.update({kind: len(paths) for kind, paths in written.items()})
-    return Written({kind: tuple(paths) for kind, paths in written.items()}, dict(maps.values()))
+            paths["masks"] = masks
+        paths["depth"] = maps + paths.get("depth", [])
+        facts.update({kind: len(found) for kind, found in paths.items()})
+    outputs = {kind: tuple(path.relative_to(folder).as_posix() for path in found) for kind, found in paths.items()}
+    return Written(outputs, misfit, models)
 
 
 def with_written(report: RunReport, written: Written) -> RunReport:
@@ -77,50 +85,54 @@ def _remove_older(folder: Path, own: Collection[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _write_masks(scene: Scene, observations: Observations) -> list[Path]:
+def _write_masks(scene: Scene, models: BentAndStraight, photos: Sequence[Photo]) -> list[Path]:
     """Write masks for all photographs if any has a mask, as nerfstudio requires all or none."""
-    if not any(observations.photos[view.number].mask is not None for view in scene.views):
+    if not any(photos[view.number].mask is not None for view in scene.views):
         return []
-    cameras, model = original_cameras(scene), read_model(scene.model)
 
     def write(view: View) -> Path:
-        counts = read_mask(observations.photos[view.number]).astype(np.uint8) * 255
+        counts = read_mask(photos[view.number]).astype(np.uint8) * 255
         values = np.asarray(cv2.resize(counts, view.size, interpolation=cv2.INTER_NEAREST_EXACT), dtype=np.float32)
-        camera = cameras[view.name]
-        if is_distorted(camera):
-            values = undistort_map(values, camera, model.cameras[model.images[view.number + 1].camera_id])
         path = scene.mask_file(view)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not cv2.imwrite(str(path), values.astype(np.uint8)):
+        if not cv2.imwrite(str(path), _straight(values, view, models).astype(np.uint8)):
             raise InputError(f"{path}: cannot be written")
         return path
 
     return list(in_parallel(write, scene.views))
 
 
-def _write_depths(scene: Scene, result: Reconstruction, observations: Observations) -> dict[Path, tuple[int, float]]:
-    """Write aligned depth of all photographs whose map is not constant; returns frame and misfit of every file."""
-    model, cameras = read_model(scene.model), original_cameras(scene)
+def _write_depths(scene: Scene) -> list[Path]:
+    """Write aligned depth of all photographs that have some."""
 
-    def write(view: View) -> tuple[Path, float] | None:
-        estimate = observations.depths[view.number]
-        if is_constant(estimate.values):
-            return None
-        image = model.images[view.number + 1]
-        raw = _straight(estimate, cameras[view.name], model.cameras[image.camera_id])
-        pixels, points = points_seen(model, image)
+    def write(view: View) -> Path:
+        write_depth(scene.depth_file(view), scene.depths[view.name]())
+        return scene.depth_file(view)
+
+    return list(in_parallel(write, scene.with_depth))
+
+
+def _fit_depths(
+    scene: Scene, models: BentAndStraight, cameras: Cameras, estimates: Sequence[DepthEstimate]
+) -> dict[str, tuple[DepthMap, float]]:
+    """Aligned depth, and its misfit, of all photographs whose map is not constant."""
+
+    def fit(view: View) -> tuple[DepthMap, float]:
+        values = estimates[view.number].values
+        pixels, points = points_seen(models[1], models[1].images[view.number + 1])
         _, depth = view.project(points)
-        adjusted = _adjusted(result.cameras, view.number)
-        fit, error = fit_depth(values_at(raw, (pixels / view.size).astype(np.float32)), depth, adjusted)
-        write_depth(scene.depth_file(view), fit.depth(raw))
-        return scene.depth_file(view), error
+        raw = values_at(_straight(values, view, models), (pixels / view.size).astype(np.float32))
+        found, error = fit_depth(raw, depth, _adjusted(cameras, view.number))
+        return lambda: found.depth(_straight(values, view, models)), error
 
-    done = zip(scene.views, in_parallel(write, scene.views), strict=True)
-    return {item[0]: (view.number, item[1]) for view, item in done if item is not None}
+    varied = [view for view in scene.views if not is_constant(estimates[view.number].values)]
+    return {view.name: found for view, found in zip(varied, in_parallel(fit, varied), strict=True)}
 
 
-def _straight(estimate: DepthEstimate, camera: pycolmap.Camera, pinhole: pycolmap.Camera) -> Float32[np.ndarray, "h w"]:
-    return undistort_map(estimate.values, camera, pinhole) if is_distorted(camera) else estimate.values
+def _straight(values: Float32[np.ndarray, "h w"], view: View, models: BentAndStraight) -> Float32[np.ndarray, "h w"]:
+    """A map that spans a photograph, as one that spans the photograph without distortion."""
+    camera, pinhole = (model.cameras[model.images[view.number + 1].camera_id] for model in models)
+    return undistort_map(values, camera, pinhole) if is_distorted(camera) else values
 
 
 def _adjusted(cameras: Cameras, frame: int) -> DepthFit:
