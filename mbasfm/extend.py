@@ -11,7 +11,7 @@ import torch
 from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.config import Config, localizing, stages_of
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.localization.map_source import MapSource, read_map
 from mbasfm.localization.prepared_map import (
     NO_DEPTH,
@@ -29,14 +29,18 @@ from mbasfm.matching.inference import colors_of
 from mbasfm.matching.observe import load_depth
 from mbasfm.models.machine import looking_in
 from mbasfm.polish.polish import Polished, triangulate
-from mbasfm.report.page_data import write_page
-from mbasfm.report.record import record
+from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress, stage
-from mbasfm.scene.preflight import check_room, refuse_overwriting
-from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
+from mbasfm.scene.reconstruction import (
+    Reconstruction,
+    check_room,
+    color_points,
+    refuse_overwriting,
+    spread_of,
+    write_scene,
+)
 from mbasfm.scene.report_file import write_report_json
-from mbasfm.scene.write import write_scene
 from mbasfm.sfm.inputs import held_cameras, input_photos
 from mbasfm.sfm.intrinsics import StartIntrinsics
 from mbasfm.sfm.outcome import Run, component_row, residual_curves

@@ -11,7 +11,7 @@ from jaxtyping import Int64, UInt8
 
 from mbasfm.config import LocalizeConfig
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos, write_image
 from mbasfm.localization.map_source import choose_photos, read_map
 from mbasfm.localization.match_queries import Query, match_each_other, match_queries

@@ -7,18 +7,15 @@ from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.config import Config, stages_of
 from mbasfm.errors import InputError
 from mbasfm.estimators.two_view import stands_alone
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.models.machine import looking_in
 from mbasfm.polish.depth import drop_contradictions
-from mbasfm.report.page_data import write_page
-from mbasfm.report.record import record
+from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import from_main, one_core
 from mbasfm.runtime.progress import Progress, say, stage
-from mbasfm.scene.preflight import check_room, refuse_overwriting
-from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.scene.reconstruction import NOTHING_WRITTEN, Reconstruction, check_room, refuse_overwriting, write_scene
 from mbasfm.scene.report_file import write_report_json
-from mbasfm.scene.write import NOTHING_WRITTEN, write_scene
 from mbasfm.sfm.adjust_starts import adjuster
 from mbasfm.sfm.finish import Finishing, align_world, finish
 from mbasfm.sfm.inputs import Given, UserFiles, folder_of, input_photos, read_given

@@ -10,7 +10,7 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.choose_pairs import Looks, PairSettings, choose_pairs, retrieval_pairs
 from mbasfm.matching.inference import photo_vectors
@@ -74,14 +74,14 @@ def test_vectors_are_computed_once(monkeypatch, places, folder, tmp_path):
 def test_it_goes_before_local_descriptors_and_the_sentence_says_so():
     vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 1]]
     looks, nothing = Looks("DINOv2", lambda: vectors), [np.zeros((5, 0), np.float32)] * 4
-    found, sentence = choose_pairs("retrieval", nothing, False, 0, PairSettings(0, 1), looks)
+    found, sentence = choose_pairs("retrieval", nothing, False, 0, PairSettings(0, 1), lambda: looks)
     assert found.tolist() == retrieval_pairs(vectors, 1).tolist() == [[0, 2], [1, 3]]
     assert "most alike (by DINOv2), as asked for" in str(sentence)
 
 
 def test_few_photographs_need_no_looks():
-    looks = Looks("DINOv2", lambda: pytest.fail("asked for nothing"))
-    assert len(choose_pairs("auto", [np.zeros((5, 2), np.float32)] * 4, False, 0, looks=looks)[0]) == 6
+    features = [np.zeros((5, 2), np.float32)] * 4
+    assert len(choose_pairs("auto", features, False, 0, looks=lambda: pytest.fail("asked for nothing"))[0]) == 6
 
 
 def test_the_command_takes_it_if_it_is_there(places, folder, tmp_path, capsys):

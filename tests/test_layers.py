@@ -55,10 +55,7 @@ MATHEMATICS = (
     "matching.visual_words",
     "matching.merge_keypoints",
     "polish",
-    "scene.depth_fit",
-    "scene.fuse",
-    "scene.undistort",
-    "scene.framing",
+    "scene.derived",
     "sfm.samples",
     "sfm.pairs.judge",
     "sfm.pairs.pose_graph",
@@ -88,7 +85,7 @@ PAGES = ("reconstruct", "localize", "extend", "pair", "commands", "cli", "bench"
 """Pipelines and edges, which see how a run was set up."""
 SETTINGS = {"Config", "LocalizeConfig", "Common"}
 SURROUNDINGS = {"Progress", "Cache"}
-NOT_STAGES = ("config", "io.text_files", "io.arrays", "runtime.progress")
+NOT_STAGES = ("config", "io.files", "runtime.progress")
 """Where those are defined, written and read."""
 
 
@@ -172,7 +169,7 @@ def test_every_place_of_mathematics_exists(place):
         ("import mbasfm.adjust.adjust", {"adjust"}),
         ("from mbasfm import synthetic, __version__", {"synthetic", "__init__"}),
         ("from .types import Cameras\nfrom . import cli", {"types", "cli"}),
-        ("def draw():\n    if True:\n        from mbasfm.scene.fuse import fuse", {"scene"}),
+        ("def draw():\n    if True:\n        from mbasfm.scene.derived import fuse", {"scene"}),
         ("import mbasfm", {"__init__"}),
         ("from mbasfm.io import images", {"io"}),
         ("import mbasfmother", set()),

@@ -11,7 +11,7 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.inference import estimate_depths
 from mbasfm.models import base, machine

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mbasfm.cli import main
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.matching.image_matching import match_as_images
 from mbasfm.matching.inference import estimate_depths
 from mbasfm.matching.observe import warn_if_pairs_are_slow, warn_if_slow
