@@ -27,7 +27,7 @@ from mbasfm.localization.result import Located
 from mbasfm.localize import Map, Placement
 from mbasfm.matching.inference import colors_of
 from mbasfm.matching.observe import load_depth
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.polish.polish import Polished, triangulate
 from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import one_core
@@ -41,9 +41,9 @@ from mbasfm.scene.reconstruction import (
     write_scene,
 )
 from mbasfm.scene.report_file import write_report_json
+from mbasfm.sfm.adjustment import Run, component_row, residual_curves
 from mbasfm.sfm.inputs import held_cameras, input_photos
 from mbasfm.sfm.intrinsics import StartIntrinsics
-from mbasfm.sfm.outcome import Run, component_row, residual_curves
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import DepthEstimate, Keypoints, Observations, Photo, TwoView

@@ -20,7 +20,7 @@ from mbasfm.localization.register import Known, Registered, Settings, register
 from mbasfm.localization.result import Localization, Located
 from mbasfm.localization.starts import unknown_of, with_focals
 from mbasfm.matching.observe import load_depth, load_matchers
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress, active_progress, stage
 from mbasfm.sfm.inputs import cameras_alone, input_photos

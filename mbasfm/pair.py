@@ -32,7 +32,7 @@ from mbasfm.geometry.rigid import compose, invert, rotation_angle, scale_transla
 from mbasfm.io.files import Cache
 from mbasfm.io.images import inspect_photos, with_masks
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress
 from mbasfm.scene.derived import is_constant

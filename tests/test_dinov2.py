@@ -14,7 +14,7 @@ from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.choose_pairs import Looks, PairSettings, choose_pairs, retrieval_pairs
 from mbasfm.matching.inference import photo_vectors
-from mbasfm.models import machine
+from mbasfm.models import base
 from mbasfm.models.matchers.dinov2 import REPOSITORIES, Dinov2
 
 transformers = pytest.importorskip("transformers", reason="needs: pip install 'mbasfm[transformers]'")
@@ -41,7 +41,7 @@ def places(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def empty_hub(monkeypatch, tmp_path):
     """What the machine happens to have must not decide."""
-    monkeypatch.delenv(machine.VARIABLE, raising=False)
+    monkeypatch.delenv(base.VARIABLE, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
@@ -95,7 +95,7 @@ def test_the_command_takes_it_if_it_is_there(places, folder, tmp_path, capsys):
 
 
 def test_weights_of_something_else_are_refused(monkeypatch, places, tmp_path):
-    monkeypatch.setenv(machine.VARIABLE, str(places))
+    monkeypatch.setenv(base.VARIABLE, str(places))
     assert Dinov2.find() == places / REPOSITORIES[-1]
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(COLOURS))

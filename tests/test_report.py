@@ -33,7 +33,7 @@ from mbasfm.report.record import (
 from mbasfm.report.verdict import judge
 from mbasfm.scene.derived import upright
 from mbasfm.scene.report_file import read_report
-from mbasfm.sfm.outcome import HISTOGRAM, sample_histograms, track_errors_px
+from mbasfm.sfm.adjustment import HISTOGRAM, sample_histograms, track_errors_px
 from mbasfm.types.observations import DepthEstimate, Samples
 from mbasfm.types.outcome import (
     Bridge,

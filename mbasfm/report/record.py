@@ -23,8 +23,8 @@ from mbasfm.runtime.parallel import in_parallel
 from mbasfm.scene.derived import frustum_size, is_constant, stand_up
 from mbasfm.scene.reconstruction import Reconstruction, Written, finite, with_written
 from mbasfm.scene.report_file import damaged_report_as_error, read_report, stage_row, stage_to_json
+from mbasfm.sfm.adjustment import HISTOGRAM, Run
 from mbasfm.sfm.intrinsics import StartIntrinsics, focal_source
-from mbasfm.sfm.outcome import HISTOGRAM, Run
 from mbasfm.types.observations import DepthEstimate, Observations, TwoView
 from mbasfm.types.outcome import CameraRow, PairColumns, Residuals, RunReport, StepColumns
 
