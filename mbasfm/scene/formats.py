@@ -33,10 +33,12 @@ NEAR = 0.999
 VERTEX = np.dtype([("xyz", "<f4", 3), ("rgb", "u1", 3)])
 PROPERTIES = (*(f"float {axis}" for axis in "xyz"), *(f"uchar {color}" for color in ("red", "green", "blue")))
 END = b"end_header\n"
+"""Points of a PLY file, and how its header describes them."""
 MAGIC, VERSION, JSON_CHUNK, BINARY_CHUNK = 0x46546C67, 2, 0x4E4F534A, 0x004E4942
 FLOAT, BYTE = 5126, 5121
 ARRAY_BUFFER = 34962
 POINTS, LINES = 0, 1
+"""Numbers by which binary glTF names its parts."""
 FRUSTUM_SHARE = 0.04
 """Depth of a drawn camera as a share of the scene's size."""
 FRUSTUM_COLOR = (255, 96, 0)
