@@ -26,12 +26,11 @@ from mbasfm.datasets.pair_lists import ImagePair, PairSets
 from mbasfm.estimators.ransac import RansacSettings, estimate_poses
 from mbasfm.evaluation.metrics import auc, relative_errors
 from mbasfm.geometry.rigid import rotation_angle
-from mbasfm.io.cache import Arrays, Cache
+from mbasfm.io.files import Arrays, Cache
 from mbasfm.io.images import inspect_photos, read_upright
-from mbasfm.models.base import Matcher
-from mbasfm.models.registry import load_model
+from mbasfm.models.base import Matcher, load_model
 from mbasfm.runtime.parallel import in_parallel
-from mbasfm.types.photos import Features, Photo
+from mbasfm.types.observations import Features, Photo
 
 SETS = ("strecha_fountain11", "strecha_herzjesu8", "strecha_entry10", "strecha_castle19", "scannet_pairs15")
 MATCHERS = ("sift", "xfeat", "xfeat:lighterglue", "aliked", "disk")

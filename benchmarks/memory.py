@@ -1,4 +1,4 @@
-"""Is the memory budget held? What `sfm/sample_budget.py` predicts beside the peak that was measured.
+"""Is the memory budget held? What `sfm/samples.py` predicts beside the peak that was measured.
 
 A made-up scene is stored once. Then, for every budget, a process of its own plans, takes the samples that the plan
 allows, and takes one step of every stage: all that needs memory happens in the first.
@@ -22,9 +22,9 @@ from terrain import make_terrain, store_samples
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import PAPER_STAGES, SPLIT_STAGES
 from mbasfm.runtime.progress import peak_memory_mb, present_memory_mb
-from mbasfm.sfm.sample_budget import GB, Demand, Plan, plan_memory
 from mbasfm.sfm.sample_store import StoredSamples, create_samples, open_samples
-from mbasfm.types.samples import SampleSource
+from mbasfm.sfm.samples import GB, Demand, Plan, plan_memory
+from mbasfm.types.observations import SampleSource
 
 MB = 1 << 20
 NO_BUDGET = 0.0

@@ -22,10 +22,9 @@ import torch
 import tyro
 from common import report
 
-from mbasfm.models.base import ImageMatcher
-from mbasfm.models.registry import Kind, load_model
+from mbasfm.models.base import ImageMatcher, Kind, load_model
 from mbasfm.runtime.progress import peak_memory_mb
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 WIDTH, HEIGHT = 1024, 768
 COLOURS = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}

@@ -48,7 +48,7 @@ class Options:
 
 def main(options: Options) -> None:
     if options.phase:
-        from mbasfm.runtime.distributed import rank
+        from mbasfm.runtime.parallel import rank
 
         facts = PHASES[options.phase](options)
         (_folder(options) / f"{options.phase}-{rank()}.json").write_text(json.dumps(facts))
@@ -139,8 +139,8 @@ def start(options: Options) -> dict[str, Any]:
     import torch
     from terrain import make_terrain, two_views
 
-    from mbasfm.sfm.pairs.pose_graph import drop_inconsistent, select_edges
-    from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
+    from mbasfm.sfm.pairs.pose_graph import agree_with, drop_inconsistent, select_edges
+    from mbasfm.sfm.start.averaging import average_rotations, rays_of
     from mbasfm.sfm.start.initialize import initialize_cameras
 
     torch.set_num_threads(options.threads)
@@ -165,11 +165,11 @@ def adjust(options: Options) -> dict[str, Any]:
 
     from mbasfm.adjust.adjust import Checkpoint, adjust
     from mbasfm.adjust.stage import PAPER_STAGES, SPLIT_STAGES
-    from mbasfm.runtime import distributed
+    from mbasfm.runtime import parallel
     from mbasfm.sfm.sample_store import open_samples
 
     torch.set_num_threads(options.threads)
-    distributed.start()
+    parallel.start()
     cameras = torch.load(_folder(options) / "start.pt", weights_only=False)
     samples = open_samples(_folder(options))
     stages = PAPER_STAGES if options.objective == "paper" else SPLIT_STAGES
@@ -185,16 +185,16 @@ def adjust(options: Options) -> dict[str, Any]:
         def keep(self, checkpoint: Checkpoint) -> None:
             """Note when a step was done."""
             laps.append(time.perf_counter())
-            if distributed.is_main():
+            if parallel.is_main():
                 (name, step), seconds = checkpoint.history[-1], laps[-1] - laps[-2]
                 print(f"{name}: loss {step.loss:.8f}, {seconds:.1f} s", file=sys.stderr, flush=True)
 
     found = adjust(cameras, samples, stages, journal=Laps())
     facts = clock.facts()
     facts |= {"steps": len(found.steps), "step_seconds": (laps[-1] - laps[0]) / max(len(found.steps), 1)}
-    if distributed.is_main():
-        torch.save(found.cameras.cam_from_world, _folder(options) / f"end-{distributed.world_size()}.pt")
-    distributed.wait_for_all()
+    if parallel.is_main():
+        torch.save(found.cameras.cam_from_world, _folder(options) / f"end-{parallel.world_size()}.pt")
+    parallel.wait_for_all()
     return facts | errors(found.cameras, make_terrain(options.frames[0], options.degree))
 
 

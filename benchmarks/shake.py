@@ -27,15 +27,14 @@ from mbasfm.config import Config
 from mbasfm.datasets.base import DatasetScene
 from mbasfm.datasets.plain import Plain
 from mbasfm.evaluation.metrics import pose_auc
-from mbasfm.io.cache import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
-from mbasfm.models.weights import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.reconstruct import complete, place
 from mbasfm.runtime.progress import Progress
-from mbasfm.sfm.user_files import UserFiles, read_given
-from mbasfm.types.observations import Observations
-from mbasfm.types.pairs import Keypoints
+from mbasfm.sfm.inputs import UserFiles, read_given
+from mbasfm.types.observations import Keypoints, Observations
 
 MOVED_PX = 1e-4
 MAX_SPREAD, MAX_RANGE, MAX_LOSS = 0.01, 0.03, 0.02

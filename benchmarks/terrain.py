@@ -13,8 +13,7 @@ from scipy.spatial.transform import Rotation
 
 from mbasfm.sfm.sample_store import StoredSamples, create_samples
 from mbasfm.types.cameras import Cameras, Intrinsics
-from mbasfm.types.pairs import Keypoints, TwoView
-from mbasfm.types.samples import BLOCK_SAMPLES
+from mbasfm.types.observations import BLOCK_SAMPLES, Keypoints, TwoView
 
 SIZE, FOCAL = (1024, 768), 800.0
 SPACING, HEIGHT, TILT_DEG = 0.9, 10.0, 6.0

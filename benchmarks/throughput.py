@@ -36,7 +36,7 @@ def random_state(options: Options) -> tuple[Any, Any]:
     from mbasfm.geometry.camera import project, unproject
     from mbasfm.geometry.rigid import compose, exp_se3, invert, transform
     from mbasfm.types.cameras import Cameras, Intrinsics
-    from mbasfm.types.samples import Samples
+    from mbasfm.types.observations import Samples
 
     generator = torch.Generator().manual_seed(0)
     num_frames, num_edges, per_edge = options.frames, options.edges, options.samples_per_edge

@@ -11,7 +11,7 @@ from jaxtyping import Int64, UInt8
 
 from mbasfm.config import LocalizeConfig
 from mbasfm.errors import InputError
-from mbasfm.io.cache import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos, write_image
 from mbasfm.localization.map_source import choose_photos, read_map
 from mbasfm.localization.match_queries import Query, match_each_other, match_queries
@@ -20,14 +20,13 @@ from mbasfm.localization.register import Known, Registered, Settings, register
 from mbasfm.localization.result import Localization, Located
 from mbasfm.localization.starts import unknown_of, with_focals
 from mbasfm.matching.observe import load_depth, load_matchers
-from mbasfm.models.weights import looking_in
+from mbasfm.models.base import looking_in
+from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress, active_progress, stage
-from mbasfm.runtime.threads import one_core
-from mbasfm.sfm.input_photos import input_photos
-from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
-from mbasfm.sfm.user_files import cameras_alone
+from mbasfm.sfm.inputs import cameras_alone, input_photos
+from mbasfm.sfm.intrinsics import known_intrinsics, lenses_of
 from mbasfm.types.cameras import Lens
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 CACHE_FOLDER = "cache"
 RGB = UInt8[np.ndarray, "H W 3"]

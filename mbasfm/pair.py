@@ -15,30 +15,32 @@ from mbasfm.adjust.adjust import Adjustment, adjust
 from mbasfm.adjust.stage import FINE, SPLIT_STAGES
 from mbasfm.config import Config
 from mbasfm.errors import InputError
-from mbasfm.estimators.chance import ESSENTIAL_POINTS, MAX_LOG10_FALSE_ALARMS, chance_near_line, log10_false_alarms
 from mbasfm.estimators.depth_pose import estimate_metric_poses, rotation_alone, with_unit_translation
 from mbasfm.estimators.focal_ransac import estimate_with_focal
 from mbasfm.estimators.ransac import PAPER_BUDGET, RansacSettings, RelativePoses, sigma_px
 from mbasfm.estimators.relative import Method, estimate_relative_poses, residuals_of
 from mbasfm.estimators.sampson import MatchBatch, homogeneous
-from mbasfm.estimators.two_view import MIN_INLIERS
-from mbasfm.geometry.camera import pixel_rays
-from mbasfm.geometry.epipolar import triangulated_inverse_depth
+from mbasfm.estimators.two_view import (
+    ESSENTIAL_POINTS,
+    MAX_LOG10_FALSE_ALARMS,
+    MIN_INLIERS,
+    chance_near_line,
+    log10_false_alarms,
+)
+from mbasfm.geometry.camera import pixel_rays, triangulated_inverse_depth
 from mbasfm.geometry.rigid import compose, invert, rotation_angle, scale_translation
-from mbasfm.io.cache import Cache
-from mbasfm.io.images import inspect_photos
-from mbasfm.io.masks import with_masks
+from mbasfm.io.files import Cache
+from mbasfm.io.images import inspect_photos, with_masks
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
-from mbasfm.models.weights import looking_in
+from mbasfm.models.base import looking_in
+from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress
-from mbasfm.runtime.threads import one_core
-from mbasfm.scene.depth_fit import is_constant
-from mbasfm.sfm.starting_intrinsics import StartIntrinsics, focal_source, known_intrinsics
-from mbasfm.sfm.user_files import cameras_alone
+from mbasfm.scene.derived import is_constant
+from mbasfm.sfm.inputs import cameras_alone
+from mbasfm.sfm.intrinsics import StartIntrinsics, focal_source, known_intrinsics
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics
-from mbasfm.types.observations import Observations
+from mbasfm.types.observations import Observations, Samples
 from mbasfm.types.outcome import FocalSource
-from mbasfm.types.samples import Samples
 
 Estimator = Literal["adaptive", "paper", "magsac", "poselib"]
 """Ours with as many samples as needed or with the paper's 64, OpenCV's USAC_MAGSAC, PoseLib's LO-RANSAC."""

@@ -13,7 +13,7 @@ from scipy.spatial.transform import Rotation
 
 from mbasfm.estimators.two_view import fundamental_from_pose
 from mbasfm.types.cameras import Cameras, Intrinsics, Lens
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 
 NO_DISTORTION = (0.0, 0.0, 0.0, 0.0)
 

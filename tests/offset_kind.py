@@ -15,10 +15,10 @@ from mbasfm.objective.distribution import Binning, Distribution, add_bins, distr
 from mbasfm.objective.edge_block import Block, Columns, blocks, dot, gram
 from mbasfm.objective.isotropic import Isotropic, IsotropicForm, isotropic, isotropic_rows
 from mbasfm.objective.reference import edge_rays
-from mbasfm.objective.residual_kind import NO_INTRINSICS, BlockLoss, CrossGram, EdgeStep, GramSink, stream
-from mbasfm.runtime.distributed import Share, deal
+from mbasfm.objective.residual_kind import NO_INTRINSICS, BlockLoss, GramSink, LossShape, StarGram, stream
+from mbasfm.runtime.parallel import Share, deal
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,8 @@ class OffsetStatistics:
     counts: Float[Tensor, "1 T1"]
 
 
-@dataclass(frozen=True)
-class Eliminated:
-    """The rows of the offsets in the normal equations."""
-
-    coupling: Float[Tensor, "E C"]
-    """With the columns of each edge of the frame."""
-    gradient: Float[Tensor, " N"]
-    curvature: Float[Tensor, " N"]
+DEPTH_COLUMNS = (6, 7)
+"""Columns of log alpha and beta in the rows of an edge."""
 
 
 def error_vectors(cameras: Cameras, samples: Samples) -> Float[Tensor, "E K 2"]:
@@ -65,8 +59,8 @@ class OffsetForm:
     share: Share
 
     @staticmethod
-    def build(samples: SampleSource, num_frames: int, binning: Binning, loss: str, per_star: bool) -> "OffsetForm":
-        return OffsetForm(samples, num_frames, binning, deal(blocks(samples), at_random=False))
+    def build(samples: SampleSource, num_frames: int, shape: LossShape) -> "OffsetForm":
+        return OffsetForm(samples, num_frames, shape.binning, deal(blocks(samples), at_random=False))
 
     def start(self, cameras: Cameras) -> FrozenOffset:
         """The best offsets at these cameras: means."""
@@ -79,51 +73,45 @@ class OffsetForm:
         return FrozenOffset(total / mass.clamp_min(1e-30))
 
     def measure(self, cameras: Cameras, frozen: FrozenOffset) -> tuple[float, OffsetStatistics]:
+        """The offsets follow the cameras at once: they are means."""
+        best = self.start(cameras)
         total = torch.zeros((), dtype=torch.float64)
         counts = torch.zeros(1, self.binning.num_bins + 1, dtype=torch.float64)
         for chunk, block in stream(cameras, self.samples, NO_INTRINSICS, self.share):
-            squared = self._residuals(block, chunk, frozen).squared
+            squared = self._residuals(block, chunk, best).squared
             total += 0.5 * (squared * block.weight).sum()
             add_bins(counts, self.binning.index(squared.sqrt()), block.weight)
         self.share.total(total, counts)
-        return float(total), OffsetStatistics(frozen.offset_px, counts)
+        return float(total), OffsetStatistics(best.offset_px, counts)
 
     def freeze(self, statistics: OffsetStatistics) -> FrozenOffset:
         return FrozenOffset(statistics.offset_px)
 
-    def linearize(
-        self, cameras: Cameras, frozen: FrozenOffset, columns: Columns, sink: GramSink
-    ) -> tuple[float, Eliminated]:
+    def rescaled(self, statistics: OffsetStatistics, growth: Float[Tensor, " N"]) -> OffsetStatistics:
+        """Offsets are in pixels."""
+        return statistics
+
+    def linearize(self, cameras: Cameras, frozen: FrozenOffset, columns: Columns, sink: GramSink) -> float:
         total = torch.zeros((), dtype=torch.float64)
-        coupling = torch.zeros(self.samples.num_edges, columns.total + 1, dtype=torch.float64)
-        curvature = torch.zeros(self.num_frames, dtype=torch.float64)
         for chunk, block in stream(cameras, self.samples, columns, self.share):
-            source, parts = self.samples.edges[chunk, 0], self._residuals(block, chunk, frozen)
+            parts = self._residuals(block, chunk, frozen)
             total += 0.5 * (parts.squared * block.weight).sum()
             root = block.weight.sqrt()
             rows = isotropic_rows(block, parts, root)
-            coupling[chunk] = -(rows[:, :, 0] * root[:, None]).sum(-1)
-            curvature.index_add_(0, source, block.weight.sum(-1))
-            whitened = coupling[chunk] * curvature[source].rsqrt()[:, None]
-            sink(chunk, gram(rows) - whitened[:, :, None] * whitened[:, None], cross_gram(source, whitened, chunk))
-        self.share.total(total, coupling, curvature)
-        gradient = torch.zeros_like(curvature).index_add_(0, self.samples.edges[:, 0], coupling[:, -1])
-        return float(total), Eliminated(coupling[:, :-1], gradient, curvature)
+            coupling, grams = -(rows[:, :, 0] * root[:, None]).sum(-1), gram(rows)
+            for source in self.samples.edges[chunk, 0].unique():
+                mine = self.samples.edges[chunk, 0] == source
+                targets = self.samples.edges[chunk][mine, 1]
+                matrix = star_matrix(grams[mine], coupling[mine], block.weight[mine].sum())
+                sink.add_star(StarGram(int(source), targets, matrix))
+        self.share.total(total)
+        return float(total)
 
     def coupled_frames(self) -> Int[Tensor, "P 2"]:
         """All frames that are matched from the same one."""
         i, j = self.samples.edges.unbind(-1)
         stars = [torch.combinations(j[i == frame]) for frame in i.unique()]
         return torch.cat(stars)
-
-    def back_substitute(self, frozen: FrozenOffset, eliminated: Eliminated, step: EdgeStep) -> FrozenOffset:
-        """Minimise the joint quadratic over the offsets, given the step."""
-        gradient = torch.zeros_like(frozen.offset_px)
-        for chunk in blocks(self.samples):
-            moved = (eliminated.coupling[chunk] * step(chunk)).sum(-1)
-            gradient.index_add_(0, self.samples.edges[chunk, 0], moved)
-        way = (eliminated.gradient + gradient) / eliminated.curvature.clamp_min(1e-30)
-        return FrozenOffset(frozen.offset_px - way)
 
     def distribution(self, statistics: OffsetStatistics) -> Distribution:
         return distribution_from_counts(self.binning, statistics.counts)
@@ -163,8 +151,20 @@ class OffsetForm:
         return replace(parts, error=error, squared=dot(error, error))
 
 
-def cross_gram(source: Int[Tensor, " e"], whitened: Float[Tensor, "e C1"], chunk: slice) -> CrossGram:
-    """What the offset of a frame leaves between its edges."""
-    first, second = torch.nonzero(torch.triu(source[:, None] == source, 1)).unbind(-1)
-    between = -whitened[first][:, :, None] * whitened[second][:, None]
-    return CrossGram(first + chunk.start, second + chunk.start, between)
+def star_matrix(
+    grams: Float[Tensor, "D C1 C1"], coupling: Float[Tensor, "D C1"], curvature: Float[Tensor, ""]
+) -> Float[Tensor, "W W"]:
+    """Normal equations of a star: its edges share the columns of depth and the residual; the offset couples all."""
+    count, num_columns = grams.shape[:2]
+    own = [column for column in range(num_columns - 1) if column not in DEPTH_COLUMNS]
+    width = count * len(own)
+    matrix, coupled = (
+        torch.zeros(width + 3, width + 3, dtype=torch.float64),
+        torch.zeros(width + 3, dtype=torch.float64),
+    )
+    for number in range(count):
+        place = [number * len(own) + k for k in range(len(own))] + [width, width + 1, width + 2]
+        columns = [*own, *DEPTH_COLUMNS, num_columns - 1]
+        matrix[torch.tensor(place)[:, None], place] += grams[number][torch.tensor(columns)[:, None], columns]
+        coupled[place] += coupling[number, columns]
+    return matrix - torch.outer(coupled, coupled) / curvature

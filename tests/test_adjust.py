@@ -19,7 +19,7 @@ from mbasfm.synthetic.cameras import perturb, scene_size
 from mbasfm.synthetic.depth_errors import DepthError
 from mbasfm.synthetic.problem import MatchError, Problem, Settings, make_problem
 from mbasfm.types.cameras import Cameras, Fixed
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import Samples
 
 EXACTISH = Settings(
     samples_per_edge=60,

@@ -19,9 +19,9 @@ from mbasfm.bench.tasks.two_view import METHODS, TwoView
 from mbasfm.cli import main
 from mbasfm.datasets.pair_lists import PairList, PairSets
 from mbasfm.errors import InputError
-from mbasfm.io.cache import Cache
+from mbasfm.io.files import Cache
 from mbasfm.models.base import ImageMatcher
-from mbasfm.types.photos import PixelMatches
+from mbasfm.types.observations import PixelMatches
 
 CAMERA = [FOCAL, FOCAL, SIZE[0] / 2, SIZE[1] / 2]
 POSES = {name: MAP[name] for name in ("map0.png", "map1.png", "map2.png")} | QUERIES

@@ -8,7 +8,7 @@ import pytest
 from mbasfm.errors import InputError
 from mbasfm.io.calibration import KnownCamera, read_calibration
 from mbasfm.io.colmap import COLMAP_MODELS, COLMAP_PARAMETERS
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 FOX = Path(__file__).parents[2] / "shared" / "data" / "ngp_fox" / "gt.json"
 OPENCV = (500.0, 510.0, 320.0, 240.0, 0.1, -0.02, 0.001, 0.002)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from made_up import all_views, keypoints_with, make_lens, make_pose, make_view, orbit, photograph, relief, true_cameras
 
-from mbasfm.polish.repetition_check import _medians, drop_contradictions
+from mbasfm.polish.depth import _medians, drop_contradictions
 
 
 def make_scene(seed=0, num_frames=4, noise_px=0.3):

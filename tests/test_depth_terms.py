@@ -6,7 +6,7 @@ import torch
 from made_up import all_views, keypoints_with, make_lens, orbit, photograph, pose_errors_deg, relief, true_cameras
 
 from mbasfm.polish.colmap_mapper import HELD, Freedom, Mapper, build_model
-from mbasfm.polish.depth_observations import CELLS, VIRTUAL, shared_variance, take_back, weigh_depth, with_depth
+from mbasfm.polish.depth import CELLS, VIRTUAL, shared_variance, take_back, weigh_depth, with_depth
 from mbasfm.polish.polish import PolishSettings, polish
 from mbasfm.synthetic.cameras import perturb
 

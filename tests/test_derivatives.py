@@ -19,13 +19,13 @@ from mbasfm.objective.losses import curvature_table
 from mbasfm.objective.reference import NoiseScale, SplitResiduals, edge_rays, isotropic_residuals, split_residuals
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import SplitForm
-from mbasfm.runtime.distributed import Share
+from mbasfm.runtime.parallel import Share
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.depth_errors import DepthError
 from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.problem import make_problem as make_scene_problem
 from mbasfm.types.cameras import Cameras, Fixed
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import Samples
 
 NUM_FRAMES = 4
 CASES = [

@@ -15,9 +15,8 @@ from test_localize import FOCAL, MAP, QUERIES, SIZE, STRANGER, error_of, folder,
 from mbasfm import Config, LocalizeConfig, Map, reconstruct, relocalize, two_view
 from mbasfm.extend import extend
 from mbasfm.matching.merge_keypoints import End, consolidate, nearest_keypoints, one_to_one
-from mbasfm.models.base import ImageMatcher
-from mbasfm.models.registry import load_model
-from mbasfm.types.photos import PixelMatches
+from mbasfm.models.base import ImageMatcher, load_model
+from mbasfm.types.observations import PixelMatches
 
 GRID_PX, NOISE_PX = 8, 0.1
 

@@ -14,7 +14,7 @@ from test_pipeline import FOCAL, settings, write_scene
 from test_resume import everything
 
 from mbasfm import reconstruct
-from mbasfm.runtime.distributed import deal, from_main, mine, rank, wait_for_all, world_size
+from mbasfm.runtime.parallel import deal, from_main, mine, rank, wait_for_all, world_size
 
 ADJUST = """
 import sys
@@ -26,16 +26,16 @@ from mbasfm.adjust import linear_solve
 from mbasfm.adjust.adjust import adjust, make_problem
 from mbasfm.adjust.stage import COARSE, FINE, SPLIT
 from mbasfm.evaluation.metrics import pose_auc
-from mbasfm.runtime import distributed
+from mbasfm.runtime import parallel
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import Settings
 from mbasfm.synthetic.problem import make_problem as make_scene
-from mbasfm.types import samples as samples_module
+from mbasfm.types import observations
 from mbasfm.types.cameras import Fixed
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import Samples
 
-distributed.start()
-samples_module.BLOCK_SAMPLES = 200  # many blocks of a small scene
+parallel.start()
+observations.BLOCK_SAMPLES = 200  # many blocks of a small scene
 scene = make_scene(8, 3, Settings(samples_per_edge=20, max_degree=5))
 cameras = perturb(scene.truth, 0, 3.0, 0.1)
 found = {}
@@ -59,8 +59,8 @@ end = adjust(cameras, samples, replace(SPLIT, max_steps=3))
 found["torch.float64", "split", "conjugate gradients"] = end.cameras.cam_from_world
 end = adjust(cameras, scene.samples, SPLIT)
 found["float32", "metrics"] = torch.tensor(pose_auc(end.cameras.cam_from_world, scene.truth.cam_from_world))
-torch.save(found, f"{sys.argv[1]}-{distributed.rank()}.pt")
-distributed.finish()
+torch.save(found, f"{sys.argv[1]}-{parallel.rank()}.pt")
+parallel.finish()
 """
 KILLED = """
 import os
@@ -68,14 +68,14 @@ import signal
 import sys
 
 from mbasfm.cli import main
-from mbasfm.runtime import distributed, progress
+from mbasfm.runtime import parallel, progress
 
 stage, *arguments = sys.argv[1:]
 original = progress.Progress.stage
 
 
 def kill(self, name):
-    if name == stage and distributed.rank() == 1:
+    if name == stage and parallel.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return original(self, name)
 
@@ -92,8 +92,8 @@ from mbasfm.adjust import levenberg_marquardt
 from mbasfm.cli import main
 from mbasfm.matching import inference
 from mbasfm.models.matchers.files import FilesMatcher
-from mbasfm.runtime import distributed
-from mbasfm.sfm import checkpoint
+from mbasfm.runtime import parallel
+from mbasfm.sfm import adjustment
 
 log, *arguments = sys.argv[1:]
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -105,22 +105,22 @@ def kill_at(owner, name, last):
 
     def call(*arguments):
         calls.append(name)
-        if len(calls) == last and distributed.rank() == 1:
+        if len(calls) == last and parallel.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return work(*arguments)
 
     setattr(owner, name, call)
 
 
-def keep(self, progress, work=checkpoint.FileJournal.keep):
+def keep(self, progress, work=adjustment.FileJournal.keep):
     work(self, progress)
-    if distributed.is_main():
+    if parallel.is_main():
         with open(log, "a") as file:
             print(attempt, progress.state.num_steps, file=file)
 
 
 def describe(photo, *others, work=inference._describe):
-    with open(f"{log}-{distributed.rank()}", "a") as file:
+    with open(f"{log}-{parallel.rank()}", "a") as file:
         print("described", photo.name, file=file)
     return work(photo, *others)
 
@@ -133,8 +133,8 @@ def audit(event, details):
 
 sys.addaudithook(audit)
 inference._describe = describe
-checkpoint.SECONDS_BETWEEN = 0
-checkpoint.FileJournal.keep = keep
+adjustment.SECONDS_BETWEEN = 0
+adjustment.FileJournal.keep = keep
 if attempt < len(victims):
     kill_at(*victims[attempt])
 sys.exit(main(arguments))

@@ -8,7 +8,6 @@ from margins import assert_below
 from mbasfm.estimators.five_point import MAX_SOLUTIONS, essential_matrices
 from mbasfm.estimators.sampson import (
     MatchBatch,
-    essential_from_pose,
     minimal_poses,
     moved,
     poses_from_essential,
@@ -17,7 +16,7 @@ from mbasfm.estimators.sampson import (
     sampson_squared,
     tangents,
 )
-from mbasfm.geometry.epipolar import in_front
+from mbasfm.geometry.camera import essential_from_pose, in_front
 from mbasfm.geometry.rigid import exp_so3, orthonormalize
 
 NUM_PROBLEMS = 10_000

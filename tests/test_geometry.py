@@ -11,8 +11,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.autograd.functional import jacobian
 
-from mbasfm.geometry.camera import distort, distort_jacobian, project, solve_2x2, undistort, unproject
-from mbasfm.geometry.epipolar import epipolar_lines, in_front, line_distances, triangulated_inverse_depth
+from mbasfm.geometry.camera import (
+    distort,
+    distort_jacobian,
+    epipolar_lines,
+    in_front,
+    line_distances,
+    project,
+    solve_2x2,
+    triangulated_inverse_depth,
+    undistort,
+    unproject,
+)
 from mbasfm.geometry.rigid import (
     adjoint,
     camera_centers,

@@ -16,10 +16,10 @@ from test_pipeline import FOCAL, auc_of, settings, write_scene
 from mbasfm import Config, reconstruct
 from mbasfm.errors import InputError
 from mbasfm.io.images import find_photos
-from mbasfm.sfm import user_files
-from mbasfm.sfm.align_world import align_world
-from mbasfm.sfm.starting_intrinsics import known_intrinsics
-from mbasfm.sfm.user_files import UserFiles, World, read_given
+from mbasfm.sfm import inputs
+from mbasfm.sfm.finish import align_world
+from mbasfm.sfm.inputs import UserFiles, World, read_given
+from mbasfm.sfm.intrinsics import known_intrinsics
 from mbasfm.types.outcome import FocalSource
 
 
@@ -87,10 +87,8 @@ def test_every_file_is_read_once(scene, tmp_path, monkeypatch):
     photos, _ = find_photos(folder / "images")
     seen = []
     for name in ("read_poses", "read_pairs"):  # as they come
-        real = getattr(user_files, name)
-        monkeypatch.setattr(
-            user_files, name, lambda file, *rest, real=real: seen.append(file.name) or real(file, *rest)
-        )
+        real = getattr(inputs, name)
+        monkeypatch.setattr(inputs, name, lambda file, *rest, real=real: seen.append(file.name) or real(file, *rest))
     given = read_given(photos, Config(init=str(path), pairs=str(tmp_path / "pairs.txt")).part(UserFiles))
     assert sorted(seen) == ["pairs.txt", "start.json"]
     assert len(given.poses) == len(given.cameras.rough) == len(photos) and given.world.frame == "model"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from made_up import keypoints_with, make_lens, orbit, photograph, relief, true_cameras, true_matches, true_view
 
-from mbasfm.polish.guided_matching import match_along_lines
+from mbasfm.polish.polish import match_along_lines
 from mbasfm.synthetic.cameras import perturb
 
 MAX_ERROR_PX = 3.0

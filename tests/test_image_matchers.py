@@ -13,14 +13,12 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.models.base import ImageMatcher
+from mbasfm.models.base import CLONES_VARIABLE, VARIABLE, ImageMatcher, load_model
 from mbasfm.models.matchers import loftr, network_matcher, roma, transformers_matchers
 from mbasfm.models.matchers.loftr import LoftrMatcher
 from mbasfm.models.matchers.mast3r import Mast3rMatcher
 from mbasfm.models.matchers.roma import BACKBONE, VARIANTS, RomaMatcher
 from mbasfm.models.matchers.transformers_matchers import EfficientLoftrMatcher, SuperPointMatcher
-from mbasfm.models.registry import load_model
-from mbasfm.models.weights import CLONES_VARIABLE, VARIABLE
 
 NETWORKS = {"loftr": LoftrMatcher, "efficientloftr": EfficientLoftrMatcher, "superpoint": SuperPointMatcher}
 

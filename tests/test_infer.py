@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from mbasfm.geometry.raster import values_at
-from mbasfm.io.cache import Cache
+from mbasfm.geometry.camera import values_at
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.inference import describe_photos, estimate_depths, keypoints_of, match_pairs
 from mbasfm.models.base import DepthModel, Matcher
 from mbasfm.models.depth.files import FilesDepth
 from mbasfm.runtime import parallel
 from mbasfm.runtime.parallel import in_parallel
-from mbasfm.types.photos import DepthEstimate, Features, Matches
+from mbasfm.types.observations import DepthEstimate, Features, Matches
 
 WIDTH, HEIGHT = 96, 64
 

@@ -10,12 +10,10 @@ from test_models import photo
 from test_xfeat import view
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.models.base import Matcher
+from mbasfm.models.base import VARIABLE, Matcher, load_model
 from mbasfm.models.matchers import lightglue
 from mbasfm.models.matchers.lightglue import AlikedMatcher, DiskMatcher, LightGlueMatcher
-from mbasfm.models.registry import load_model
-from mbasfm.models.weights import VARIABLE
-from mbasfm.types.photos import Features
+from mbasfm.types.observations import Features
 
 needs_weights = pytest.mark.skipif(
     bool(LightGlueMatcher.missing()), reason=f"needs the weights: {LightGlueMatcher.missing()}"

@@ -7,8 +7,7 @@ from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import reconstruct
 from mbasfm.errors import InputError
-from mbasfm.io.images import find_photos
-from mbasfm.io.masks import read_mask, with_masks
+from mbasfm.io.images import find_photos, read_mask, with_masks
 from mbasfm.matching.inference import counts, estimate_depths
 from mbasfm.models.depth.flat import FlatDepth
 

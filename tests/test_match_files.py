@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from mbasfm.errors import InputError
-from mbasfm.models.base import Matcher
-from mbasfm.models.registry import load_model
-from mbasfm.types.photos import Features, Photo
+from mbasfm.models.base import Matcher, load_model
+from mbasfm.types.observations import Features, Photo
 
 NAMES = ("left/1.jpg", "left/2.jpg", "3.jpg")
 WIDTH, HEIGHT = 96, 64

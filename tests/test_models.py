@@ -10,14 +10,13 @@ import pytest
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError, ModelNotFoundError
-from mbasfm.models import registry
-from mbasfm.models.base import DepthModel, Matcher
+from mbasfm.models import base
+from mbasfm.models.base import AutoChoice, DepthModel, Matcher, choose_auto, installed, list_models, load_model
 from mbasfm.models.depth.onnx import Sidecar
 from mbasfm.models.matchers.sift import SiftMatcher
-from mbasfm.models.registry import AutoChoice, choose_auto, installed, list_models, load_model
 from mbasfm.synthetic.cameras import make_cameras, render
 from mbasfm.synthetic.solids import make_room
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 SHARED = Path(__file__).parents[2] / "shared"
 NETWORK = SHARED / "weights" / "tiefenrausch.onnx"
@@ -57,7 +56,7 @@ def test_auto_runs_everywhere_and_says_what_would_be_better():
 
 def test_auto_is_the_first_that_can_run_and_names_the_step_before_a_better_one(monkeypatch):
     rows = (AutoChoice("no_such:x", "a", "b", "c"), AutoChoice("flat", "no depth", "better is --depth", "onnx:FILE"))
-    monkeypatch.setitem(registry.AUTO, "depth", rows)
+    monkeypatch.setitem(base.AUTO, "depth", rows)
     monkeypatch.setattr(
         "mbasfm.models.depth.onnx.OnnxDepth.missing", staticmethod(lambda: "pip install 'mbasfm[onnx]'")
     )
@@ -107,7 +106,7 @@ def test_a_model_that_lacks_something_is_refused_before_any_work(monkeypatch):
         def __init__(self, argument):
             del argument
 
-    monkeypatch.setattr(registry, "installed", lambda _: {"silent": SimpleNamespace(load=lambda: Silent)})
+    monkeypatch.setattr(base, "installed", lambda _: {"silent": SimpleNamespace(load=lambda: Silent)})
     with pytest.raises(InputError, match=r"depth model silent lacks a part of mbasfm.models.base.DepthModel; derive"):
         load_model("depth", "silent")
     with pytest.raises(InputError, match=r"matcher model silent lacks a part of .*Matcher or ImageMatcher; derive"):

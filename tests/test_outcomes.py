@@ -233,7 +233,7 @@ def test_what_was_computed_before_an_interruption_or_a_full_disk_is_kept(tmp_pat
 
     write_scene(tmp_path, num_frames=3)
     with monkeypatch.context() as patch:
-        patch.setattr("mbasfm.sfm.pairs.verify_pairs.propose", fail)
+        patch.setattr("mbasfm.sfm.pairs.edges.propose", fail)
         assert run(tmp_path, capsys, "--focal", str(FOCAL))[0] == code
     cache = tmp_path / "scene" / "cache"
     stamps = {path: path.stat().st_mtime_ns for path in cache.rglob("*.npz")}

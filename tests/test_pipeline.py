@@ -16,16 +16,14 @@ from PIL import Image
 from mbasfm import Config, pose_auc, reconstruct
 from mbasfm.cli import main
 from mbasfm.errors import ConfigError, InputError
+from mbasfm.io.files import read_config, write_config
 from mbasfm.io.images import find_photos
-from mbasfm.io.settings import read_config, write_config
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, merge, observe, weak_frames
-from mbasfm.models.registry import JOINT
+from mbasfm.models.base import JOINT
 from mbasfm.reconstruct import place
-from mbasfm.sfm.user_files import UserFiles, read_given
-from mbasfm.types.observations import Observations
+from mbasfm.sfm.inputs import UserFiles, read_given
+from mbasfm.types.observations import Keypoints, Observations, Photo
 from mbasfm.types.outcome import NoPose, Reason
-from mbasfm.types.pairs import Keypoints
-from mbasfm.types.photos import Photo
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0
@@ -169,7 +167,7 @@ def test_a_second_run_does_no_work_per_photograph_or_pair_again(made, monkeypatc
         raise AssertionError("computed again")
 
     for name in (
-        "mbasfm.sfm.pairs.verify_pairs.propose",
+        "mbasfm.sfm.pairs.edges.propose",
         "mbasfm.matching.inference._describe",
         "mbasfm.matching.inference._estimate",
     ):

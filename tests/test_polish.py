@@ -36,8 +36,16 @@ from mbasfm.polish.colmap_mapper import (
     read_back,
     shrink_camera,
 )
-from mbasfm.polish.polish import MIN_POINTS, PolishSettings, polish, triangulate
-from mbasfm.polish.tracks import HELD_OUT_SHARE, held_out_error_px, longest_tracks, split_matches
+from mbasfm.polish.polish import (
+    HELD_OUT_SHARE,
+    MIN_POINTS,
+    PolishSettings,
+    held_out_error_px,
+    longest_tracks,
+    polish,
+    split_matches,
+    triangulate,
+)
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.outcome import NotPolished

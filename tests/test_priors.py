@@ -21,8 +21,8 @@ from mbasfm.geometry.rigid import camera_centers, compose, exp_se3, exp_so3
 from mbasfm.geometry.similarity import Similarity
 from mbasfm.io.images import find_photos
 from mbasfm.polish.colmap_mapper import HELD, Mapper, build_model, read_back
-from mbasfm.sfm.sampling import draw_samples
-from mbasfm.sfm.user_files import UserFiles, read_given
+from mbasfm.sfm.inputs import UserFiles, read_given
+from mbasfm.sfm.samples import draw_samples
 
 MOVE = Similarity.build(
     3.0,

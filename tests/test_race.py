@@ -27,15 +27,23 @@ from mbasfm.config import Config
 from mbasfm.datasets.plain import Plain
 from mbasfm.io.images import find_photos
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
+from mbasfm.sfm.inputs import UserFiles, read_given
+from mbasfm.sfm.intrinsics import known_intrinsics
+from mbasfm.sfm.pairs.edges import verify_pairs
 from mbasfm.sfm.pairs.pose_graph import find_components
-from mbasfm.sfm.pairs.verify_pairs import verify_pairs
-from mbasfm.sfm.sampling import draw_samples
-from mbasfm.sfm.start.adjust_best import Judge, adjust_best
-from mbasfm.sfm.start.astray import find_astray, place_again
+from mbasfm.sfm.samples import draw_samples
 from mbasfm.sfm.start.candidates import start_cameras
-from mbasfm.sfm.start.race import agreement, choose, find_transfers, mix, transfer_errors_px
-from mbasfm.sfm.starting_intrinsics import known_intrinsics
-from mbasfm.sfm.user_files import UserFiles, read_given
+from mbasfm.sfm.start.race import (
+    Judge,
+    adjust_best,
+    agreement,
+    choose,
+    find_astray,
+    find_transfers,
+    mix,
+    place_again,
+    transfer_errors_px,
+)
 from mbasfm.types.cameras import Cameras
 
 SHARED = Path(__file__).parents[2] / "shared"

@@ -15,9 +15,9 @@ from mbasfm.estimators.ransac import (
     sigma_px,
 )
 from mbasfm.estimators.relative import PEERS, estimate_relative_poses
-from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, homogeneous, sampson_forms
+from mbasfm.estimators.sampson import MatchBatch, homogeneous, sampson_forms
 from mbasfm.estimators.scores import CHI_QUANTILE, NUM_THRESHOLDS, SCORES, score_matrices
-from mbasfm.geometry.epipolar import in_front
+from mbasfm.geometry.camera import essential_from_pose, in_front
 from mbasfm.geometry.rigid import exp_so3, rotation_angle
 from mbasfm.objective.losses import marginalized_score
 

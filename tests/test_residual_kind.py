@@ -26,14 +26,14 @@ from mbasfm.evaluation.metrics import twists_to_truth
 from mbasfm.geometry.rigid import compose, exp_se3
 from mbasfm.objective.registry import KINDS
 from mbasfm.objective.residual_kind import Form, WithoutLatents
-from mbasfm.sfm import checkpoint
-from mbasfm.sfm.checkpoint import FileJournal
+from mbasfm.sfm import adjustment
+from mbasfm.sfm.adjustment import FileJournal
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.problem import make_problem as make_scene
-from mbasfm.types import samples as samples_module
+from mbasfm.types import observations
 from mbasfm.types.cameras import Cameras, Fixed
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import Samples
 
 ADJUST = Path(mbasfm.__file__).parent / "adjust"
 NUM_FRAMES = 5
@@ -46,7 +46,7 @@ POSES_ONLY = Fixed.build(NUM_FRAMES, focal=True, scale=True, shift=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that it takes to add a kind. Blocks are small, so that there are several."""
     monkeypatch.setitem(KINDS, "offset", OffsetForm)
-    monkeypatch.setattr(samples_module, "BLOCK_SAMPLES", 100)
+    monkeypatch.setattr(observations, "BLOCK_SAMPLES", 100)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_refused_step_changes_no_latent(registered, scene, minimum, monkeypatc
 
 def test_latents_outlive_an_interruption(registered, scene, tmp_path, monkeypatch):
     """Stopped after two steps, adjustment goes on with the offsets it had, and ends the same bit for bit."""
-    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN", -1.0)
+    monkeypatch.setattr(adjustment, "SECONDS_BETWEEN", -1.0)
     _, start, samples = scene
     journal = FileJournal(tmp_path / "adjust.pt", start, samples)
     adjust(start, samples, replace(STAGE, max_steps=2), POSES_ONLY, journal=journal)

@@ -36,8 +36,8 @@ import sys
 from mbasfm.cli import main
 from mbasfm.matching import inference
 from mbasfm.runtime import progress as progress_module
-from mbasfm.sfm import checkpoint
-from mbasfm.sfm.pairs import verify_pairs
+from mbasfm.sfm import adjustment
+from mbasfm.sfm.pairs import edges
 
 log, *stages = sys.argv[1].split("|")
 original = progress_module.Progress.stage
@@ -54,10 +54,10 @@ def logged(module, name):
     setattr(module, name, call)
 
 
-for module, name in ((inference, "_describe"), (inference, "_estimate"), (verify_pairs, "propose")):
+for module, name in ((inference, "_describe"), (inference, "_estimate"), (edges, "propose")):
     logged(module, name)
-checkpoint.SECONDS_BETWEEN = 0
-keep = checkpoint.FileJournal.keep
+adjustment.SECONDS_BETWEEN = 0
+keep = adjustment.FileJournal.keep
 
 
 def keep_and_kill(self, progress):
@@ -69,7 +69,7 @@ def keep_and_kill(self, progress):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-checkpoint.FileJournal.keep = keep_and_kill
+adjustment.FileJournal.keep = keep_and_kill
 for number, stage in enumerate((*stages, "")):
     child = os.fork()  # before anything is computed here, so that nothing but memory is inherited
     if child == 0:

@@ -25,10 +25,10 @@ from mbasfm.types.outcome import (
     Residuals,
     RunReport,
     Sigma,
+    SkippedFile,
     StageRow,
     StepColumns,
 )
-from mbasfm.types.photos import SkippedFile
 
 FOLDER = Path(mbasfm.__file__).parent
 KINDS = [*NoPose, *NotPolished, *PairChoice]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from made_up import make_view
 from scipy.stats import kstest
 
-from mbasfm.geometry.lots import lots
-from mbasfm.sfm.sampling import draw_samples
-from mbasfm.types.pairs import Keypoints
+from mbasfm.geometry.subsets import lots
+from mbasfm.sfm.samples import draw_samples
+from mbasfm.types.observations import Keypoints
 
 
 def make_keypoints(count, frame, unknown=()):

@@ -19,13 +19,13 @@ from mbasfm.adjust.two_level_cg import BlockMatrix
 from mbasfm.adjust.unknowns import make_priors
 from mbasfm.errors import ConfigError, InputError
 from mbasfm.objective.edge_block import blocks
-from mbasfm.sfm.sample_budget import GB, Demand, plan_memory
 from mbasfm.sfm.sample_store import StoredSamples, create_samples, open_samples
+from mbasfm.sfm.samples import GB, Demand, plan_memory
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.problem import make_problem as make_scene
 from mbasfm.types.cameras import Cameras, Fixed
-from mbasfm.types.samples import BLOCK_SAMPLES, Samples, SampleSource
+from mbasfm.types.observations import BLOCK_SAMPLES, Samples, SampleSource
 
 BUDGETS = (12.0, 2.7, 1.3)
 WITHIN_BUDGET = """
@@ -39,7 +39,7 @@ import torch
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import SPLIT
 from mbasfm.runtime.progress import peak_memory_mb, present_memory_mb
-from mbasfm.sfm.sample_budget import Demand, plan_memory
+from mbasfm.sfm.samples import Demand, plan_memory
 from mbasfm.sfm.sample_store import open_samples
 
 cameras = torch.load(sys.argv[1] + "/cameras.pt", weights_only=False)

@@ -19,7 +19,7 @@ from mbasfm.synthetic.depth_errors import DepthError
 from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.solids import MISS, RAYS_PER_CHUNK, Scene, cast, clearance, hash_unit, make_scene
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.pairs import PoseGraph
+from mbasfm.types.observations import PoseGraph
 
 KINDS = ("room", "place", "object")
 LENS = (-0.08, 0.01, 0.001, -0.002)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from mbasfm import SPLIT_STAGES, adjust
-from mbasfm.runtime.distributed import own_cores
-from mbasfm.runtime.threads import cores, one_core
+from mbasfm.runtime.parallel import cores, one_core, own_cores
 
 
 def test_cores_are_given_back_even_after_an_error():

@@ -9,20 +9,22 @@ from hypothesis import strategies as st
 from made_up import angle_deg, direction_deg, look, make_lens, make_pose, relief, wall
 from margins import assert_below
 
-from mbasfm.estimators.chance import ESSENTIAL_POINTS, FUNDAMENTAL_POINTS, log10_false_alarms
 from mbasfm.estimators.two_view import (
+    ESSENTIAL_POINTS,
+    FUNDAMENTAL_POINTS,
     GRID,
     MIN_INLIERS,
     calibration_matrix,
     covered_share,
     fundamental_from_pose,
     inherit,
+    log10_false_alarms,
     pack,
     unpack,
     verify,
 )
 from mbasfm.types.cameras import Lens
-from mbasfm.types.pairs import TwoView
+from mbasfm.types.observations import TwoView
 
 AWAY = np.array([0.0, 0.0, 4.0])
 J_FROM_I = make_pose([2.0, -9.0, 4.0], [0.7, 0.1, 0.2])

@@ -12,8 +12,8 @@ from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
 from mbasfm.geometry.rigid import exp_so3
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.observations import Samples
 from mbasfm.types.outcome import NoPose, Reason
-from mbasfm.types.samples import Samples
 
 STAGE = replace(FINE, max_steps=3, restarts=0)
 STAGES = {

@@ -7,7 +7,8 @@ import pytest
 from mbasfm import reconstruct
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.io.video import LATEST, STEP, extract_frames, is_video, motion, read_times
+from mbasfm.io.images import is_video, read_times
+from mbasfm.io.video import LATEST, STEP, extract_frames, motion
 
 SIZE = (320, 240)
 

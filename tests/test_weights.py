@@ -9,18 +9,17 @@ import pytest
 from PIL import Image
 
 from mbasfm.cli import main
-from mbasfm.io.cache import Cache
+from mbasfm.io.files import Cache
 from mbasfm.matching.image_matching import match_as_images
 from mbasfm.matching.inference import estimate_depths
 from mbasfm.matching.observe import warn_if_pairs_are_slow, warn_if_slow
-from mbasfm.models import registry, weights
-from mbasfm.models.base import DepthModel, ImageMatcher
+from mbasfm.models import base, weights
+from mbasfm.models.base import DepthModel, ImageMatcher, choose_auto, is_online, looking_in
 from mbasfm.models.depth import network_depth
 from mbasfm.models.depth.depth_anything import DepthAnythingV2
-from mbasfm.models.registry import choose_auto
-from mbasfm.models.weights import clone_command, fetch_command, find_clone, find_snapshot, is_online, looking_in
+from mbasfm.models.weights import clone_command, fetch_command, find_clone, find_snapshot
 from mbasfm.runtime.progress import Progress
-from mbasfm.types.photos import DepthEstimate, Photo, PixelMatches
+from mbasfm.types.observations import DepthEstimate, Photo, PixelMatches
 
 SMALL = "depth-anything/Depth-Anything-V2-Small-hf"
 
@@ -28,7 +27,7 @@ SMALL = "depth-anything/Depth-Anything-V2-Small-hf"
 @pytest.fixture(autouse=True)
 def nothing_there(monkeypatch, tmp_path):
     """What the machine happens to have must not decide."""
-    for variable in (weights.VARIABLE, weights.CLONES_VARIABLE):
+    for variable in (base.VARIABLE, base.CLONES_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "hub"))
     if network_depth.find_snapshot(SMALL) is not None:
@@ -46,7 +45,7 @@ def test_the_option_goes_before_the_variable(monkeypatch, tmp_path):
     by_variable = make_snapshot(tmp_path / "variable" / SMALL)
     by_option = make_snapshot(tmp_path / "option" / SMALL.partition("/")[2])
     assert find_snapshot(SMALL) is None
-    monkeypatch.setenv(weights.VARIABLE, str(tmp_path / "variable"))
+    monkeypatch.setenv(base.VARIABLE, str(tmp_path / "variable"))
     assert find_snapshot(SMALL) == by_variable
     with looking_in(str(tmp_path / "option")):
         assert find_snapshot(SMALL) == by_option
@@ -89,7 +88,7 @@ def test_clones_are_found_under_the_names_that_people_and_torch_hub_give_them(mo
     assert clone_command("naver/dust3r", "--recursive ") == command
     (tmp_path / "a" / place).mkdir(parents=True)
     (tmp_path / "a" / "naver_dust3r2").mkdir()
-    monkeypatch.setenv(weights.CLONES_VARIABLE, str(tmp_path / "a"))
+    monkeypatch.setenv(base.CLONES_VARIABLE, str(tmp_path / "a"))
     assert find_clone("naver/dust3r") == tmp_path / "a" / place
     assert clone_command("naver/dust3r").endswith(str(tmp_path / "a" / "dust3r"))
     (tmp_path / "b" / "dust3r").mkdir(parents=True)
@@ -114,7 +113,7 @@ def test_auto_fetches_the_small_network_if_it_can_and_says_so(monkeypatch, tmp_p
     pytest.importorskip("transformers", reason="needs: pip install 'mbasfm[transformers]'")
     said: list[str] = []
     assert choose_auto("depth", said.append)[0] == "flat" and not said  # offline
-    monkeypatch.setattr(registry, "is_online", lambda: True)
+    monkeypatch.setattr(base, "is_online", lambda: True)
     monkeypatch.setattr(network_depth, "fetch_snapshot", lambda *wanted: "the disk is full")
     assert choose_auto("depth", said.append)[0] == "flat"
     assert "Fetching" in said[0] and "100 MB" in said[0] and f"(the disk is full); to get them later: {GET}" in said[1]

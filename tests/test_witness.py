@@ -26,21 +26,23 @@ from scipy.interpolate import NearestNDInterpolator
 from scipy.stats import spearmanr
 
 from mbasfm.estimators.two_view import FEWEST_INLIERS, MIN_INLIERS, stands_alone, verify
-from mbasfm.sfm.pairs.bridges import AGREEMENT_LOG10, cut_weak_bridges
-from mbasfm.sfm.pairs.depth_witness import DepthOrders, DepthWitness, rank_correlations
+from mbasfm.sfm.pairs.edges import AGREEMENT_LOG10, cut_weak_bridges
 from mbasfm.sfm.pairs.judge import (
     LIES,
     PRIOR,
+    DepthOrders,
+    DepthWitness,
     Verdict,
     depth_log_ratio,
     find_law,
     judge_pairs,
+    rank_correlations,
     settle_twins,
     strength_log_ratio,
 )
 from mbasfm.sfm.pairs.pose_graph import find_groups
 from mbasfm.sfm.start.averaging import rays_of
-from mbasfm.types.photos import DepthEstimate
+from mbasfm.types.observations import DepthEstimate
 
 LENS = make_lens()
 

@@ -10,11 +10,10 @@ import pytest
 
 from mbasfm.errors import InputError, MissingExtraError
 from mbasfm.io.images import read_upright
-from mbasfm.models.base import Matcher
+from mbasfm.models.base import Matcher, load_model
 from mbasfm.models.matchers import xfeat, xfeat_keypoints
 from mbasfm.models.matchers.xfeat import XFeatMatcher
-from mbasfm.models.registry import load_model
-from mbasfm.types.photos import Features, Photo
+from mbasfm.types.observations import Features, Photo
 
 needs_xfeat = pytest.mark.skipif(bool(XFeatMatcher.missing()), reason=f"needs: {XFeatMatcher.missing()}")
 FOUNTAIN = Path(__file__).parents[2] / "shared" / "data" / "strecha_fountain11"

@@ -23,10 +23,10 @@ from mbasfm.adjust.stage import COARSE, Stage
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, PriorTerm, make_priors, number_unknowns
 from mbasfm.errors import ConfigError, DegenerateError
 from mbasfm.objective.registry import KINDS
-from mbasfm.runtime.threads import one_core
+from mbasfm.runtime.parallel import one_core
 from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.observations import SampleSource
 from mbasfm.types.outcome import NoPose, Reason
-from mbasfm.types.samples import SampleSource
 
 MANY_SAMPLES = 200_000
 """Samples from which on all cores are used; fewer are faster on one core, by far if the machine is busy."""

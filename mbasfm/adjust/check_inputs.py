@@ -9,7 +9,7 @@ from mbasfm.objective.edge_block import blocks
 from mbasfm.objective.losses import LOSSES
 from mbasfm.objective.registry import KINDS
 from mbasfm.types.cameras import Cameras, Fixed
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 ROTATION_TOLERANCE = 1e-3
 

@@ -7,22 +7,29 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mbasfm.adjust.stage import COARSE, Stage
-from mbasfm.objective.distribution import Binning, add_bins, distribution_from_counts
-from mbasfm.objective.edge_block import blocks
+from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts, robust_sigma
+from mbasfm.objective.edge_block import blocks, nearest
 from mbasfm.objective.isotropic import isotropic
-from mbasfm.objective.noise import RATIO_BINNING, estimate_noise
 from mbasfm.objective.registry import KINDS
-from mbasfm.objective.residual_kind import NO_INTRINSICS, LossShape, stream
-from mbasfm.objective.split import SplitForm, split
-from mbasfm.runtime.distributed import deal
+from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
+from mbasfm.runtime.parallel import deal
 from mbasfm.types.cameras import Cameras, Fixed
+from mbasfm.types.observations import SampleSource
 from mbasfm.types.outcome import NoPose, Reason
-from mbasfm.types.samples import SampleSource
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
 MIN_INLIER_SHARE = 0.02
 INLIER_PX = 20.0
 """Largest residual of an inlier, however wide the stage's own tau_max is [px at a long side of 1024]."""
+TELLING_PX = 1.0
+"""Error of a match up to which, and parallax from which on, a sample tells the error of its depth."""
+FIRST_DEPTH_ERROR = 0.1
+"""Relative depth error that is assumed where nothing tells it."""
+DEPTH_ERROR_RANGE = (0.002, 0.5)
+SHRINKAGE_SAMPLES = 20.0
+"""Number of samples at which a frame's own depth error counts as much as the common one."""
+ACROSS_BINNING = Binning(20.0, 100, log_scale=0.2)
+RATIO_BINNING = Binning(tau_max=2.0, num_bins=80, log_scale=0.01)
 REPORT_BINNING = Binning(COARSE.tau_max, 400, log_scale=0.05)
 
 
@@ -48,31 +55,42 @@ class Diagnosis:
 
 def diagnose(cameras: Cameras, samples: SampleSource, stage: Stage) -> Diagnosis:
     """Measure all frames at the given cameras."""
-    num_frames = cameras.num_frames
-    form = SplitForm.build(samples, num_frames, LossShape(Binning(20.0, 100, log_scale=0.2), "mixture"))
-    statistics = form.statistics(cameras, form.start(cameras).next_noise)
-    ratio = distribution_from_counts(RATIO_BINNING, statistics.ratio)
-    noise = estimate_noise(form.distribution(statistics), ratio)
-    counts = torch.zeros(num_frames, REPORT_BINNING.num_bins + 1, dtype=torch.float64)
-    for chunk, block in stream(cameras, samples, NO_INTRINSICS, form.share):
-        index = REPORT_BINNING.index(isotropic(block).squared.sqrt())
-        add_bins(counts, index, block.weight, samples.edges[chunk, 0])
-    form.share.total(counts)
-    distribution = distribution_from_counts(REPORT_BINNING, counts)
-    quantiles = torch.stack([distribution.quantile(q) for q in QUANTILES], -1)
-    shares, parallax = inlier_shares(cameras, samples, stage), parallaxes_px(cameras, samples)
-    return Diagnosis(shares, quantiles, noise.depth, parallax, noise.match_px)
-
-
-def parallaxes_px(cameras: Cameras, samples: SampleSource) -> Float[Tensor, " N"]:
-    """Parallax of each frame: the largest median over its edges, at a long side of 1024."""
-    largest = torch.zeros(cameras.num_frames, dtype=torch.float64)
-    depth_error, share = torch.tensor(0.1, dtype=samples.dtype), deal(blocks(samples), at_random=True)
+    share, num_frames = deal(blocks(samples), at_random=True), cameras.num_frames
+    across = torch.zeros(1, ACROSS_BINNING.num_bins + 1, dtype=torch.float64)
+    depth = torch.zeros(num_frames, RATIO_BINNING.num_bins + 1, dtype=torch.float64)
+    residual = torch.zeros(num_frames, REPORT_BINNING.num_bins + 1, dtype=torch.float64)
+    parallax = torch.zeros(num_frames, dtype=torch.float64)
     for chunk, block in stream(cameras, samples, NO_INTRINSICS, share):
-        slope = split(block, 1.0, depth_error.expand(len(block.raw), 1)).slope
-        median = slope.nan_to_num(0.0, 0.0, 0.0).median(-1).values.double()
-        largest.scatter_reduce_(0, samples.edges[chunk, 0], median, "amax")
-    return share.largest(largest)
+        source, parts, best = samples.edges[chunk, 0], isotropic(block), nearest(block)
+        has_depth = block.weight * block.raw.isfinite()
+        add_bins(residual, REPORT_BINNING.index(parts.squared.sqrt()), has_depth, source)
+        distance, rho = best.squared.sqrt(), parts.prediction.rho
+        add_bins(across, ACROSS_BINNING.index(distance), block.weight)
+        tells = has_depth * (distance < TELLING_PX) * (best.by_rho * rho * FIRST_DEPTH_ERROR > TELLING_PX)
+        add_bins(depth, RATIO_BINNING.index((best.rho / rho - 1).abs()), tells, source)
+        shift = (best.by_rho * best.rho).nan_to_num(0.0, 0.0, 0.0).median(-1).values.double()
+        parallax.scatter_reduce_(0, source, shift, "amax")
+    share.total(across, depth, residual)
+    parallax = share.largest(parallax)
+    quantiles = distribution_from_counts(REPORT_BINNING, residual)
+    match_px = float(robust_sigma(distribution_from_counts(ACROSS_BINNING, across), dimension=1)[0])
+    return Diagnosis(
+        inlier_shares(cameras, samples, stage),
+        torch.stack([quantiles.quantile(q) for q in QUANTILES], -1),
+        _depth_errors(distribution_from_counts(RATIO_BINNING, depth)),
+        parallax,
+        match_px,
+    )
+
+
+def _depth_errors(ratio: Distribution) -> Float[Tensor, " N"]:
+    """Relative depth error of each frame, shrunk to the common one where few samples tell."""
+    pooled = Distribution(ratio.binning, ratio.counts.sum(0, keepdim=True), ratio.total.sum(0, keepdim=True))
+    if float(pooled.total[0]) < 1:
+        return torch.full((len(ratio.total),), FIRST_DEPTH_ERROR, dtype=torch.float64)
+    common, own = robust_sigma(pooled, dimension=1), robust_sigma(ratio, dimension=1)
+    trust = ratio.total / (ratio.total + SHRINKAGE_SAMPLES)
+    return torch.exp(torch.lerp(common.log(), own.log(), trust)).clamp(*DEPTH_ERROR_RANGE)
 
 
 def inlier_limit_px(stage: Stage) -> float:

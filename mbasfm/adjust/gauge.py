@@ -13,9 +13,9 @@ from mbasfm.adjust.pose_priors import PosePriors
 from mbasfm.adjust.unknowns import SLOT_SCALE, SLOT_SHIFT, PriorTerm
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.objective.edge_block import blocks
-from mbasfm.runtime.distributed import deal
+from mbasfm.runtime.parallel import deal
 from mbasfm.types.cameras import Cameras, Fixed
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.observations import SampleSource
 
 
 def typical_raw_values(samples: SampleSource, num_frames: int) -> Float[Tensor, " N"]:

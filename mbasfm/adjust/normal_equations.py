@@ -19,12 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Unknowns
-from mbasfm.geometry.graphs import cluster_frames
 from mbasfm.geometry.rigid import adjoint, relative_poses
+from mbasfm.geometry.subsets import cluster_frames
 from mbasfm.objective.anchor_stars import EDGE_COLUMNS
 from mbasfm.objective.edge_block import FRAME_COLUMNS, POSE_COLUMNS
 from mbasfm.objective.residual_kind import StarGram
-from mbasfm.runtime.distributed import own_part
+from mbasfm.runtime.parallel import own_part
 from mbasfm.types.cameras import Cameras
 
 

@@ -7,7 +7,7 @@ from mbasfm.adjust.normal_equations import Pairing
 from mbasfm.adjust.stage import Stage
 from mbasfm.adjust.unknowns import Unknowns
 from mbasfm.objective.residual_kind import Form
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.observations import SampleSource
 
 
 @dataclass(frozen=True)

@@ -70,10 +70,8 @@ SPLIT = Stage("split", "split", tau_max=1000.0, log_scale=0.2, loss="mixture")
 """Stage of the residual split at the epipolar line. It needs no coarse stage and no smaller tau_max afterwards: its
 mixture weights adapt from a rough start, where errors are hundreds of pixels, to the end."""
 
-ANCHORED = Stage(
-    "anchored", "anchored", tau_max=1000.0, log_scale=0.2, loss="mixture", tolerance_per_unknown=1e-3
-)
-"""Stage of anchors, whose inverse depths are marginalized; like the split one it adapts from a rough start to the end."""
+ANCHORED = Stage("anchored", "anchored", tau_max=1000.0, log_scale=0.2, loss="mixture", tolerance_per_unknown=1e-3)
+"""Stage of anchors, whose inverse depths are marginalized. Its weights adapt from a rough start to the end."""
 
 ANNEALING_PX = (8.0, 4.0)
 

@@ -16,7 +16,7 @@ from mbasfm.adjust.normal_equations import NormalEquations
 from mbasfm.adjust.unknowns import SLOT_SCALE, SLOT_SHIFT
 from mbasfm.geometry.rigid import adjoint, camera_centers
 from mbasfm.objective.edge_block import FRAME_COLUMNS, POSE_COLUMNS
-from mbasfm.runtime.distributed import add_up, join_parts
+from mbasfm.runtime.parallel import add_up, join_parts
 
 CG_TOLERANCE = 1e-10
 CG_MAX_STEPS = 1000

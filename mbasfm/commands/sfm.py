@@ -11,9 +11,9 @@ from rich.console import Console
 from mbasfm.config import Config, Preset
 from mbasfm.errors import ConfigError
 from mbasfm.extend import extend
-from mbasfm.io.settings import write_config
+from mbasfm.io.files import write_config
 from mbasfm.reconstruct import reconstruct, solve
-from mbasfm.runtime import distributed
+from mbasfm.runtime import parallel
 from mbasfm.runtime.progress import Progress
 from mbasfm.scene.reconstruction import Reconstruction
 
@@ -53,11 +53,11 @@ class Sfm:
 
         Started by torchrun, all processes solve and the first one goes on to write.
         """
-        distributed.start()
-        if not distributed.is_main():
+        parallel.start()
+        if not parallel.is_main():
             if self.add is None:
                 solve(self.photos, self.output, self.settings, self.cache, Progress())
-            distributed.finish()
+            parallel.finish()
             return 0
         try:
             self.output.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Sfm:
             result = reconstruct(self.photos, self.output, self.settings, self.cache, progress)
         else:
             result = extend(self.add, self.photos, self.output, self.settings, self.cache, progress)
-        distributed.finish()
+        parallel.finish()
         _summarise(result, self.output, console)
         if self.json:
             print(json.dumps(_summary(result, self.output), indent=1))

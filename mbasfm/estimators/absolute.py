@@ -9,12 +9,11 @@ import pycolmap
 import torch
 from jaxtyping import Bool, Float64, Int64
 
-from mbasfm.estimators.chance import log10_false_alarms
-from mbasfm.estimators.lens_rays import lens_rays, poselib_camera
-from mbasfm.geometry.epipolar import triangulated_inverse_depth
+from mbasfm.estimators.two_view import lens_rays, log10_false_alarms, poselib_camera
+from mbasfm.geometry.camera import triangulated_inverse_depth
 from mbasfm.geometry.rigid import compose, scale_translation
 from mbasfm.types.cameras import Lens
-from mbasfm.types.pairs import TwoView
+from mbasfm.types.observations import TwoView
 
 POSE_POINTS = 3
 MIN_POINTS = 6

@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from mbasfm.estimators.ransac import RansacSettings, draw_samples
-from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, homogeneous, sampson_forms
+from mbasfm.estimators.sampson import MatchBatch, homogeneous, sampson_forms
 from mbasfm.estimators.scores import SCORES, score_matrices
+from mbasfm.geometry.camera import essential_from_pose
 from mbasfm.geometry.rigid import exp_so3, invert, transform
 from mbasfm.geometry.similarity import Pairs, fit_similarity
 

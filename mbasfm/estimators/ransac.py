@@ -16,7 +16,6 @@ from mbasfm.estimators.five_point import essential_matrices
 from mbasfm.estimators.sampson import (
     Forms,
     MatchBatch,
-    essential_from_pose,
     homogeneous,
     minimal_poses,
     moved,
@@ -26,7 +25,7 @@ from mbasfm.estimators.sampson import (
     sampson_squared,
 )
 from mbasfm.estimators.scores import SCORES, ScoreName, score_matrices
-from mbasfm.geometry.epipolar import in_front
+from mbasfm.geometry.camera import essential_from_pose, in_front
 from mbasfm.objective.distribution import Binning, fit_distribution, robust_sigma
 from mbasfm.objective.losses import fit_weights
 

@@ -3,26 +3,20 @@
 The latter two work pair by pair.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import cv2
 import numpy as np
-import poselib
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from mbasfm.estimators.ransac import MINIMAL, RansacSettings, RelativePoses, estimate_poses
-from mbasfm.estimators.sampson import (
-    MatchBatch,
-    essential_from_pose,
-    homogeneous,
-    sampson_forms,
-    sampson_squared,
-)
+from mbasfm.estimators.sampson import MatchBatch, homogeneous, sampson_forms, sampson_squared
 from mbasfm.estimators.scores import SCORES
-from mbasfm.geometry.epipolar import in_front
+from mbasfm.estimators.two_view import pose_by_poselib
+from mbasfm.geometry.camera import essential_from_pose, in_front
 
 Method = Literal["ours", "magsac", "poselib"]
 MAX_ITERATIONS = 10_000
@@ -53,15 +47,6 @@ def estimate_relative_poses(
     residual = residuals_of(poses, found, matches)
     score = SCORES[settings.score]((residual / settings.tau_px).square()).sum(1)
     return RelativePoses(poses, found, score, residual, torch.zeros(len(poses), dtype=torch.int64))
-
-
-def pose_by_poselib(
-    pixels: Sequence[Rays], cameras: Sequence[Mapping[str, object]], options: Mapping[str, int | float]
-) -> tuple[Float64[np.ndarray, "3 4"], Bool[np.ndarray, " M"]]:
-    """Pose j_from_i of one pair by PoseLib, its translation of unit length or zero, and which matches agree with it."""
-    pose, info = poselib.estimate_relative_pose(*pixels, *map(dict, cameras), dict(options), {})
-    translation = pose.t / max(float(np.linalg.norm(pose.t)), 1e-12)
-    return np.column_stack([pose.R, translation]), np.asarray(info["inliers"], dtype=bool)
 
 
 def _magsac(rays_i: Rays, rays_j: Rays, focal_px: tuple[float, float], tau_px: float, seed: int) -> np.ndarray | None:

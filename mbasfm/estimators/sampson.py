@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mbasfm.geometry.epipolar import in_front
+from mbasfm.geometry.camera import essential_from_pose, in_front
 from mbasfm.geometry.rigid import exp_so3, skew
 
 TINY = 1e-20
@@ -120,11 +120,6 @@ def sampson_linearized(
 
 # ----------------------------------------------------------------------------------------------------------------
 # Poses with a translation of unit length
-
-
-def essential_from_pose(j_from_i: Float[Tensor, "*B 3 4"]) -> Float[Tensor, "*B 3 3"]:
-    """Essential matrix [t]x R."""
-    return skew(j_from_i[..., 3]) @ j_from_i[..., :3]
 
 
 def tangents(direction: Float[Tensor, "P 3"]) -> Float[Tensor, "P 2 3"]:

@@ -1,7 +1,8 @@
 """Two frames: their relative pose, and the matches that agree with it.
 
-RANSAC is poselib's (LO-RANSAC with the five-point or seven-point solver). Whether a pair is more than chance is decided
-by the expected number of false alarms, so that few but clean matches count and many random ones do not.
+RANSAC is poselib's (LO-RANSAC with the five-point or seven-point solver), with lenses as poselib computes them. Whether
+a pair is more than chance is decided by the expected number of false alarms, so that few but clean matches count and
+many random ones do not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +12,12 @@ import numpy as np
 import poselib
 import torch
 from jaxtyping import Bool, Float64, Int64
+from scipy.special import gammaln
 
-from mbasfm.estimators.chance import (
-    ESSENTIAL_POINTS,
-    FUNDAMENTAL_POINTS,
-    MAX_LOG10_FALSE_ALARMS,
-    chance_near_line,
-    log10_false_alarms,
-)
-from mbasfm.estimators.lens_rays import lens_rays
-from mbasfm.estimators.relative import pose_by_poselib
-from mbasfm.estimators.sampson import essential_from_pose
-from mbasfm.geometry.epipolar import in_front, line_distances
+from mbasfm.geometry.camera import essential_from_pose, in_front, line_distances
 from mbasfm.geometry.fisheye import undistort_fisheye
 from mbasfm.types.cameras import Lens
-from mbasfm.types.pairs import TwoView
+from mbasfm.types.observations import TwoView
 
 MIN_INLIERS = 12
 """Fewest matches that are believed on their own."""
@@ -41,6 +33,9 @@ MIN_RIVAL_DEG = 3.0
 """Poses that differ by less are the same."""
 GRID = 16
 """Cells per side in which matches are counted to estimate co-visibility."""
+MAX_LOG10_FALSE_ALARMS = -3.0
+ESSENTIAL_POINTS, FUNDAMENTAL_POINTS = 5, 7
+LN_10 = float(np.log(10.0))
 
 
 def pack(view: TwoView | None) -> dict[str, np.ndarray]:
@@ -235,3 +230,47 @@ def _filled(cells: Bool[np.ndarray, "16 16"], axis: int) -> Bool[np.ndarray, "16
     forward = np.logical_or.accumulate(cells, axis)
     backward = np.flip(np.logical_or.accumulate(np.flip(cells, axis), axis), axis)
     return forward & backward
+
+
+def poselib_camera(lens: Lens) -> poselib.Camera:
+    """The lens as poselib's camera."""
+    camera = lens.camera()
+    return poselib.Camera(camera["model"], camera["params"], camera["width"], camera["height"])
+
+
+def lens_rays(pixels: Float64[np.ndarray, "M 2"], lens: Lens) -> Float64[np.ndarray, "M 3"]:
+    """Undistorted rays (x/z, y/z, 1) of pixels."""
+    return np.column_stack([poselib_camera(lens).unproject(pixels), np.ones(len(pixels))])
+
+
+def pose_by_poselib(
+    pixels: Sequence[Float64[np.ndarray, "M 2"]],
+    cameras: Sequence[Mapping[str, object]],
+    options: Mapping[str, int | float],
+) -> tuple[Float64[np.ndarray, "3 4"], Bool[np.ndarray, " M"]]:
+    """Pose j_from_i of one pair by PoseLib, its translation of unit length or zero, and which matches agree with it."""
+    pose, info = poselib.estimate_relative_pose(*pixels, *map(dict, cameras), dict(options), {})
+    translation = pose.t / max(float(np.linalg.norm(pose.t)), 1e-12)
+    return np.column_stack([pose.R, translation]), np.asarray(info["inliers"], dtype=bool)
+
+
+def log10_false_alarms(num_matches: int, num_inliers: int, minimal: int, chance: float) -> float:
+    """Expected number of models that random matches would support as well (Moisan & Stival, IJCV 2004).
+
+    Chance is the probability that a random match lies near a given epipolar line.
+    """
+    if num_inliers <= minimal:
+        return np.inf
+    tests = np.log((num_matches - minimal) * (3 if minimal == FUNDAMENTAL_POINTS else 10))
+    subsets = _log_binomial(num_matches, num_inliers) + _log_binomial(num_inliers, minimal)
+    return float((tests + subsets + (num_inliers - minimal) * np.log(chance)) / LN_10)
+
+
+def _log_binomial(n: int, k: int) -> float:
+    return float(gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1))
+
+
+def chance_near_line(points: Float64[np.ndarray, "M 2"], limit: float) -> float:
+    """Probability that a match lies near a given line, within the area that matches cover, not the whole image."""
+    width, height = np.maximum(np.sqrt(12) * points.std(0), 4 * limit)  # sides of a uniform box with this spread
+    return float(min(0.5, 2 * limit * np.hypot(width, height) / (width * height)))

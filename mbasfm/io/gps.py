@@ -7,7 +7,7 @@ import numpy as np
 import pycolmap
 from jaxtyping import Float64
 
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 
 @dataclass(frozen=True)

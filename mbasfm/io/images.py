@@ -1,6 +1,8 @@
-"""Photographs on disk: which files there are, how large they are upright, and what their metadata says.
+"""Photographs on disk: which files there are, how large they are upright, what their metadata and masks say.
 
-Pixels are always handed out upright: the orientation tag is applied on reading and nowhere else.
+Pixels are always handed out upright: the orientation tag is applied on reading and nowhere else. Black pixels of a mask
+are ignored, as in COLMAP and nerfstudio; the mask of ``a/1.jpg`` is ``a/1.jpg.png``, in the folder of masks or beside
+the photograph.
 """
 
 import hashlib
@@ -8,22 +10,29 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Bool, UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import MOST_EXPANSION
-from mbasfm.types.photos import Photo, SkippedFile
+from mbasfm.io.files import MOST_EXPANSION, read_json
+from mbasfm.types.observations import Photo
+from mbasfm.types.outcome import SkippedFile
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".heic", ".heif"})
+VIDEO_SUFFIXES = frozenset({".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"})
 MIN_SIDE_PX = 64
 QUALITY = 95
 FILM_DIAGONAL_MM = 43.267
 MM_PER_UNIT = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 """Millimetres per unit of EXIF's FocalPlaneResolutionUnit."""
+FRAMES_FOLDER = "frames"
+"""Folder of a scene for the frames of its video."""
+TIMES_NAME = "times.json"
+MAX_ASPECT_ERROR = 0.01
 
 
 def find_photos(source: Path) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...]]:
@@ -241,3 +250,52 @@ def _device(exif: Image.Exif) -> str:
     details = exif.get_ifd(ExifTags.IFD.Exif)
     parts = [exif.get(ExifTags.Base.Make), exif.get(ExifTags.Base.Model), details.get(ExifTags.Base.LensModel)]
     return " ".join(str(part).strip("\0 ") for part in parts if part)
+
+
+def is_video(path: Path) -> bool:
+    """Whether a path names a video."""
+    return path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()
+
+
+def read_times(folder: Path) -> dict[str, float]:
+    """Seconds of every frame that was extracted into a folder; empty if there are none."""
+    path = folder / TIMES_NAME
+    times = read_json(path) if path.is_file() else {}
+    if not isinstance(times, dict) or not all(type(seconds) in (int, float) for seconds in times.values()):
+        raise InputError(f"{path}: not the times of frames; remove the folder, they are taken again")
+    return times
+
+
+def with_masks(photos: Sequence[Photo], folder: Path | None) -> tuple[Photo, ...]:
+    """Photographs with their masks, where they have one; a given folder must hold at least one."""
+    if folder is not None and not folder.is_dir():
+        raise InputError(f"{folder}: not a folder; masks are files like photo.jpg.png in a folder, black = ignore")
+    places = [[photo.path.parent / f"{photo.path.name}.png"] for photo in photos]
+    if folder is not None:
+        places = [[folder / f"{photo.name}.png", folder / f"{photo.path.name}.png"] for photo in photos]
+    masks = [next((path for path in paths if path.is_file()), None) for paths in places]
+    if folder is not None and not any(masks):
+        raise InputError(
+            f"{folder}: no mask for any photograph; that of {photos[0].name} would be {photos[0].name}.png"
+        )
+    masked = tuple(replace(photo, mask=mask) for photo, mask in zip(photos, masks, strict=True))
+    for photo in masked:
+        read_mask(photo)  # what is wrong with one is said now, not hours later
+    return masked
+
+
+def read_mask(photo: Photo) -> Bool[np.ndarray, "h w"]:
+    """True where the photograph counts. A mask may be smaller than its photograph, but must have its aspect ratio."""
+    path = photo.mask
+    if path is None:
+        return np.ones((1, 1), dtype=bool)
+    try:
+        with Image.open(path) as image:
+            values = np.asarray(image.convert("L"))
+    except Exception as error:  # a damaged file raises many kinds of errors; all mean the same here
+        raise InputError(f"{path}: the mask of {photo.name} cannot be decoded ({error})") from error
+    height, width = values.shape
+    if abs(width * photo.height / (height * photo.width) - 1) > MAX_ASPECT_ERROR:
+        shapes = f"{width} x {height} px, but {photo.name} upright is {photo.width} x {photo.height}"
+        raise InputError(f"{path}: the mask is {shapes}; make it the same shape")
+    return values > 0

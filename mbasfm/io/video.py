@@ -14,9 +14,9 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from mbasfm.errors import InputError
-from mbasfm.io.text_files import read_json, write_text
+from mbasfm.io.files import write_text
+from mbasfm.io.images import TIMES_NAME, read_times
 
-SUFFIXES = frozenset({".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v"})
 SMALL_SIDE_PX = 320
 STEP = 0.08
 """Median motion between chosen frames, as a share of the long side."""
@@ -25,9 +25,6 @@ LATEST = 1.5
 MIN_TRACKED = 20
 """With fewer tracked corners, the picture is taken to have changed altogether."""
 MAX_CORNERS = 200
-FRAMES_FOLDER = "frames"
-"""Folder of a scene for the frames of its video."""
-TIMES_NAME = "times.json"
 
 
 @dataclass(frozen=True)
@@ -40,11 +37,6 @@ class VideoFrame:
     """BGR, as OpenCV reads."""
     small: UInt8[np.ndarray, "h w"]
     sharpness: float
-
-
-def is_video(path: Path) -> bool:
-    """Whether a path names a video."""
-    return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
 def extract_frames(video: Path, folder: Path) -> int:
@@ -65,15 +57,6 @@ def extract_frames(video: Path, folder: Path) -> int:
         raise InputError(f"{video}: no frame can be decoded; try another file format, e.g. MP4 with H.264")
     write_text(done, json.dumps(times, indent=1))
     return len(times)
-
-
-def read_times(folder: Path) -> dict[str, float]:
-    """Seconds of every frame that was extracted into a folder; empty if there are none."""
-    path = folder / TIMES_NAME
-    times = read_json(path) if path.is_file() else {}
-    if not isinstance(times, dict) or not all(type(seconds) in (int, float) for seconds in times.values()):
-        raise InputError(f"{path}: not the times of frames; remove the folder, they are taken again")
-    return times
 
 
 def choose_frames(frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:

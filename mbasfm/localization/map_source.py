@@ -13,7 +13,7 @@ from mbasfm.io.calibration import KnownCamera, at_resolution
 from mbasfm.io.images import find_photos
 from mbasfm.io.poses import read_poses
 from mbasfm.types.cameras import Intrinsics
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 POSE_FILES = ("gt.json", "poses.json")
 """Plain JSON with R, t and K of every image; looked for before COLMAP models and transforms.json."""

@@ -17,8 +17,7 @@ from mbasfm.matching.visual_words import aggregate
 from mbasfm.models.base import ImageMatcher
 from mbasfm.runtime.parallel import in_parallel
 from mbasfm.types.cameras import Lens
-from mbasfm.types.pairs import TwoView
-from mbasfm.types.photos import Features, Photo
+from mbasfm.types.observations import Features, Photo, TwoView
 
 QUARTER_TURNS = (1, 2, 3)
 FEW_INLIERS = 30

@@ -15,25 +15,22 @@ import torch
 from jaxtyping import Bool, Float32, Float64, Int64
 
 from mbasfm.errors import InputError
-from mbasfm.geometry.camera import unproject
-from mbasfm.geometry.epipolar import line_distances_px
-from mbasfm.geometry.raster import values_at
+from mbasfm.geometry.camera import line_distances_px, unproject, values_at
 from mbasfm.geometry.rigid import invert, transform
-from mbasfm.io.cache import active_cache
+from mbasfm.io.files import active_cache
 from mbasfm.localization.map_source import MapSource
 from mbasfm.matching.choose_pairs import exhaustive_pairs, retrieval_pairs
-from mbasfm.matching.image_matching import Indices, chooser_of, match_as_images
+from mbasfm.matching.image_matching import Indices, match_as_images
 from mbasfm.matching.inference import counts, describe_photos, estimate_depths, match_pairs
-from mbasfm.matching.observe import AnyMatcher, warn_if_slow
+from mbasfm.matching.observe import AnyMatcher, chooser_of, warn_if_slow
 from mbasfm.matching.visual_words import aggregate, learn_words
 from mbasfm.models.base import DepthModel, ImageMatcher, Matcher
 from mbasfm.models.depth.files import FilesDepth
 from mbasfm.polish.polish import triangulate
 from mbasfm.runtime.progress import each, stage
-from mbasfm.scene.depth_fit import MIN_POINTS_SCALE, DepthFit, fit_depth
+from mbasfm.scene.derived import MIN_POINTS_SCALE, DepthFit, fit_depth
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.pairs import Keypoints, TwoView
-from mbasfm.types.photos import DepthEstimate, Features, Photo
+from mbasfm.types.observations import DepthEstimate, Features, Keypoints, Photo, TwoView
 
 EXHAUSTIVE_UP_TO, NUM_NEIGHBOURS = 25, 20
 """Pairs of the map to triangulate from: all up to the first number, else the second number of most similar ones."""

@@ -16,15 +16,14 @@ from torch import Tensor
 from mbasfm.adjust.adjust import Adjustment, adjust
 from mbasfm.adjust.stage import FINE, SPLIT, Stage, annealed
 from mbasfm.estimators.absolute import LIMITS_PX, Sightings, Support, best_pose, residuals_px, support_of
-from mbasfm.geometry.epipolar import line_distances_px
+from mbasfm.geometry.camera import line_distances_px
 from mbasfm.objective.isotropic import isotropic
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import split
-from mbasfm.sfm.sampling import draw_samples
+from mbasfm.sfm.samples import draw_samples
 from mbasfm.types.cameras import Cameras, Fixed, Intrinsics, Lens
+from mbasfm.types.observations import Keypoints, Samples, TwoView
 from mbasfm.types.outcome import NoPose, Reason
-from mbasfm.types.pairs import Keypoints, TwoView
-from mbasfm.types.samples import Samples
 
 AGREES_PX = 30.0
 """Largest error, at the start, of a match that takes part in the adjustment [px at a long side of 1024]."""

@@ -7,32 +7,22 @@ showed is kept in the cache; keypoints are put together anew in every run.
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from mbasfm.io.cache import active_cache
+from mbasfm.io.files import active_cache
 from mbasfm.io.images import read_upright
 from mbasfm.matching.inference import turned_back
 from mbasfm.matching.merge_keypoints import End, cell_px, consolidate, nearest_keypoints, one_to_one
-from mbasfm.models.base import ImageMatcher, Matcher
-from mbasfm.models.registry import load_model
+from mbasfm.models.base import ImageMatcher
+from mbasfm.runtime.parallel import all_cores
 from mbasfm.runtime.progress import each
-from mbasfm.runtime.threads import all_cores
-from mbasfm.types.photos import Features, Photo, PixelMatches
+from mbasfm.types.observations import Features, Photo, PixelMatches
 
-CHOOSER = "sift"
-"""Matcher whose features compare photographs if the chosen one has none."""
 IMAGES_IN_MEMORY = 8
 Indices = tuple[Int64[np.ndarray, "_ 2"], Float32[np.ndarray, " _"]]
 """Indices of matched keypoints and confidence, as `mbasfm.matching.inference.match_pairs` gives them."""
-
-
-def chooser_of(matcher: Any) -> Matcher:
-    """Matcher whose features tell which photographs look alike: itself, if it has features."""
-    chooser: Matcher = load_model("matcher", CHOOSER) if isinstance(matcher, ImageMatcher) else matcher
-    return chooser
 
 
 def match_as_images(

@@ -9,16 +9,12 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.errors import InputError
-from mbasfm.geometry.raster import values_at
-from mbasfm.io.cache import Cache, active_cache
-from mbasfm.io.images import read_upright
-from mbasfm.io.masks import read_mask
+from mbasfm.geometry.camera import values_at
+from mbasfm.io.files import Cache, active_cache
+from mbasfm.io.images import read_mask, read_upright
 from mbasfm.models.base import DepthModel, Matcher
-from mbasfm.runtime.distributed import mine, wait_for_all, world_size
-from mbasfm.runtime.parallel import Item, Result, in_parallel
-from mbasfm.runtime.threads import all_cores
-from mbasfm.types.pairs import Keypoints
-from mbasfm.types.photos import DepthEstimate, Features, Photo
+from mbasfm.runtime.parallel import Item, Result, all_cores, in_parallel, mine, wait_for_all, world_size
+from mbasfm.types.observations import DepthEstimate, Features, Keypoints, Photo
 
 
 @dataclass(frozen=True)

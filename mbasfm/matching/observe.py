@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32
 
 from mbasfm.errors import InputError
-from mbasfm.io.cache import active_cache
+from mbasfm.io.files import active_cache
 from mbasfm.matching.choose_pairs import Looks, Pairs, choose_pairs, looks_ordered
-from mbasfm.matching.image_matching import chooser_of, drawn_key, match_as_images
+from mbasfm.matching.image_matching import drawn_key, match_as_images
 from mbasfm.matching.inference import (
     colors_of,
     counts,
@@ -22,14 +23,12 @@ from mbasfm.matching.inference import (
     match_pairs,
     photo_vectors,
 )
-from mbasfm.models.base import DepthModel, ImageMatcher, Matcher
+from mbasfm.models.base import JOINT, DepthModel, ImageMatcher, Kind, Matcher, choose_auto, load_model
 from mbasfm.models.depth.flat import flat_depth
 from mbasfm.models.matchers.dinov2 import Dinov2
-from mbasfm.models.registry import JOINT, Kind, choose_auto, load_model
 from mbasfm.runtime.progress import each, say, stage
-from mbasfm.types.observations import Observations
+from mbasfm.types.observations import DepthEstimate, Features, Observations, Photo
 from mbasfm.types.outcome import PairChoice, Reason
-from mbasfm.types.photos import DepthEstimate, Features, Photo
 
 MANY_MATCHES = 100
 """Matches of a strong pair; a frame with two such pairs needs no second matcher."""
@@ -41,6 +40,8 @@ AnyMatcher = Matcher | ImageMatcher
 ChoosePairs = Callable[[Sequence[Features], Matcher], tuple[Pairs, Reason[PairChoice]]]
 """Function from features and their matcher to pairs, and why these."""
 PAIR_MODES = ("auto", "exhaustive", "sequential", "retrieval")
+CHOOSER = "sift"
+"""Matcher whose features compare photographs if the chosen one has none."""
 
 
 @dataclass(frozen=True)
@@ -236,4 +237,11 @@ def _choose_pairs(
         return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), Reason(PairChoice.OF_MATCHER)
     descriptors = [item.descriptors for item in features]
     ordered = looks_ordered(names)
-    return choose_pairs(wanted.mode, descriptors, ordered, wanted.seed, looks=_looks_of(photos))  # type: ignore[arg-type]
+    looks = partial(_looks_of, photos)
+    return choose_pairs(wanted.mode, descriptors, ordered, wanted.seed, looks=looks)  # type: ignore[arg-type]
+
+
+def chooser_of(matcher: Any) -> Matcher:
+    """Matcher whose features tell which photographs look alike: itself, if it has features."""
+    chooser: Matcher = load_model("matcher", CHOOSER) if isinstance(matcher, ImageMatcher) else matcher
+    return chooser

@@ -228,9 +228,10 @@ def forward(rows: Sequence[Sequence[Tensor]], values: Sequence[Tensor]) -> list[
     """Solution of L x = values."""
     found: list[Tensor] = []
     for row, value in zip(rows, values, strict=True):
+        left = value
         for k, earlier in enumerate(found):
-            value = value - row[k] * earlier
-        found.append(value / row[-1])
+            left = left - row[k] * earlier
+        found.append(left / row[-1])
     return found
 
 

@@ -1,8 +1,8 @@
 """Elimination of anchors: from their derivatives to the normal equations of a star, all edges of one source frame.
 
-Columns of a star are those of each edge (relative pose, then pairs of intrinsics), then log alpha and beta of the source
-frame, which only the depth map depends on, and last the residual. Rows of anchors are dense over the targets of a star,
-so that elimination is one product of matrices.
+Columns of a star are those of each edge (relative pose, then pairs of intrinsics), log alpha and beta of its source
+frame, on which only the residual of the depth map depends, and last the residual. Rows of anchors are dense over the
+targets of a star, so that elimination is one product of matrices.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,16 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mbasfm.objective.anchor_block import AnchorBlock, Prior, Sight, factor, forward, latent_system, weights_of, with_prior
+from mbasfm.objective.anchor_block import (
+    AnchorBlock,
+    Prior,
+    Sight,
+    factor,
+    forward,
+    latent_system,
+    weights_of,
+    with_prior,
+)
 from mbasfm.objective.edge_block import POSE_COLUMNS, fill_reprojection, gram
 from mbasfm.objective.losses import WeightTable
 

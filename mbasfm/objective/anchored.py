@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mbasfm.errors import ConfigError
 from mbasfm.objective.anchor_block import (
     AnchorBlock,
     Prior,
@@ -31,12 +32,12 @@ from mbasfm.objective.anchor_block import (
 from mbasfm.objective.anchor_stars import Star, anchor_rows, reduced_gram, score_gram
 from mbasfm.objective.depth_prior import FIRST_SPREAD, NEAREST_FAR, DepthErrors, DepthTrust, cells_of, weigh_depth
 from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
-from mbasfm.objective.edge_block import Block, Columns, blocks
+from mbasfm.objective.edge_block import Block, Columns, blocks, nearest
 from mbasfm.objective.losses import WeightTable, fit_weights, table_from_weights
-from mbasfm.objective.residual_kind import NO_INTRINSICS, Anchoring, GramSink, LossShape, StarGram, stream
-from mbasfm.runtime.distributed import Share, deal
+from mbasfm.objective.residual_kind import NO_INTRINSICS, Anchoring, BlockLoss, GramSink, LossShape, StarGram, stream
+from mbasfm.runtime.parallel import Share, deal
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
-from mbasfm.types.samples import SampleSource
+from mbasfm.types.observations import SampleSource
 
 FIRST_SCALE_PX = 2.0
 """Scale of the Cauchy weights by which the first inverse depths are found."""
@@ -164,7 +165,9 @@ class AnchoredForm:
         table = fit_weights(distribution, self.loss, dimension=2)
         # Depth is weighed ever more rarely: an opinion that never settles would move the minimum for ever.
         is_due = statistics.round & (statistics.round - 1) == 0
-        trust, unit = (self._weigh_depth(statistics), statistics.unit) if is_due else (statistics.trust, statistics.frozen_unit)
+        trust, unit = statistics.trust, statistics.frozen_unit
+        if is_due:
+            trust, unit = self._weigh_depth(statistics), statistics.unit
         return FrozenAnchored(table, statistics.latent, unit, trust, statistics.round + 1)
 
     def rescaled(self, statistics: AnchoredStatistics, growth: Float[Tensor, " N"]) -> AnchoredStatistics:
@@ -263,6 +266,15 @@ class AnchoredForm:
         """Loss whose normal equations are the sum of squared gradients, each of all observations of an anchor."""
         return TrackScores(frozen)
 
+    def first_order_loss(self, cameras: Cameras) -> BlockLoss:
+        """None: latent unknowns would have to descend as well."""
+        raise ConfigError("the solver adam descends on the paper's residual only; anchors need the solver lm")
+
+    @staticmethod
+    def agreeing(block: Block, limit_px: float) -> Bool[Tensor, "e K"]:
+        """Samples within the limit of what the match allows for some inverse depth."""
+        return nearest(block).squared < limit_px**2
+
     @staticmethod
     def chance_share(limit_px: float) -> float:
         """Share of wrong matches that come within the limit of a line across the image."""
@@ -280,7 +292,7 @@ class AnchoredForm:
             yield chunk, slice(first, first + anchors.num_anchors), anchors
 
     def _unit(self, cameras: Cameras) -> Float[Tensor, " A"]:
-        """Inverse depth that a relative error of 1 means: that of the map, but not much less than usual in its frame."""
+        """Inverse depth that a relative error of 1 means: the map's, but not much less than usual in its frame."""
         correction = cameras.depth_scale, cameras.depth_shift, cameras.is_disparity
         rho = _inverse_depth(self.raw.double(), *(values[self.frame] for values in correction))[0]
         usual = _inverse_depth(self.typical_raw, *correction)[0].clamp_min(1e-30)
@@ -291,11 +303,14 @@ class AnchoredForm:
         correction = cameras.depth_scale, cameras.depth_shift, cameras.is_disparity
         frame, raw = self.frame[some], self.raw[some].double()
         rho, by_scale, by_shift, known = _inverse_depth(raw, *(values[frame] for values in correction))
-        values = rho, unit[some], weight[some] * known, by_scale, by_shift
-        return Prior(*(value.to(self.samples.dtype) for value in values), known)
+        dtype = self.samples.dtype
+        weight = (weight[some] * known).to(dtype)
+        return Prior(rho.to(dtype), unit[some].to(dtype), weight, by_scale.to(dtype), by_shift.to(dtype), known)
 
 
-def _inverse_depth(raw: Tensor, scale: Tensor, shift: Tensor, disparity: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _inverse_depth(
+    raw: Tensor, scale: Tensor, shift: Tensor, disparity: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inverse depth by the map, its derivatives by log alpha and beta, and where the map says something."""
     corrected = scale * raw + shift
     known = raw.isfinite() & (disparity | (corrected > 0))

@@ -17,7 +17,7 @@ from torch import Tensor
 from mbasfm.geometry.camera import bend_by_k1, bend_jacobian, solve_2x2, straighten
 from mbasfm.geometry.rigid import relative_poses
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 POSE_COLUMNS = 6
 DEPTH_COLUMNS = 2
@@ -100,15 +100,14 @@ def edge_cameras(cameras: Cameras, edges: Int[Tensor, "E 2"], dtype: torch.dtype
 def blocks(samples: SampleSource) -> list[slice]:
     """Blocks of edges; always the same for the same samples, so that sums are reproducible.
 
-    Where edges are sorted by source frame, a star stays in one block if it fits.
+    Edges are sorted by source frame, and a star stays in one block, whatever its size.
     """
     source, count = samples.edges[:, 0], samples.num_edges
-    borders = torch.cat([torch.zeros(1).long(), torch.nonzero(source.diff()).flatten() + 1])
+    borders = torch.cat([torch.zeros(1).long(), torch.nonzero(source.diff()).flatten() + 1, torch.tensor([count])])
     cuts = [0]
     while cuts[-1] < count:
-        furthest = cuts[-1] + samples.block_edges
-        border = int(borders[torch.searchsorted(borders, furthest, right=True) - 1]) if furthest < count else count
-        cuts.append(border if border > cuts[-1] else furthest)
+        last = int(torch.searchsorted(borders, cuts[-1] + samples.block_edges, right=True)) - 1
+        cuts.append(int(borders[last]) if int(borders[last]) > cuts[-1] else int(borders[last + 1]))
     return [slice(low, high) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
 
 
@@ -256,6 +255,32 @@ def predict(block: Block) -> Prediction:
 def start_points(block: Block) -> Float[Tensor, "e 3 K"]:
     """Points K_j R u."""
     return torch.bmm(block.cameras.projection[..., :3], block.rays[:, :3])
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The inverse depths with which samples come nearest to their matches."""
+
+    rho: Float[Tensor, "e K"]
+    """Inverse depth, at least 0."""
+    squared: Float[Tensor, "e K"]
+    """Squared distance to the match that is left; infinite behind the camera."""
+    by_rho: Float[Tensor, "e K"]
+    """Way of the projection per unit of inverse depth [px]."""
+
+
+def nearest(block: Block) -> Nearest:
+    """Every sample at the inverse depth that its match alone suggests: what is left is the error across the line."""
+    start, step = start_points(block), block.step
+    to_start = start[:, :2] - block.target * start[:, 2:]
+    to_step = step[:, :2] - block.target * step[:, 2:]
+    rho = (-dot(to_start, to_step) / dot(to_step, to_step)).nan_to_num(0.0, 0.0, 0.0).clamp_min(0)
+    point = torch.addcmul(start, rho[:, None], step)
+    behind = point[:, 2] <= 0
+    inverse_z = point[:, 2].reciprocal().masked_fill_(behind, 0)[:, None]
+    pixel = point[:, :2] * inverse_z
+    error, way = pixel - block.target, (step[:, :2] - pixel * step[:, 2:]) * inverse_z
+    return Nearest(rho, dot(error, error).masked_fill_(behind, torch.inf), dot(way, way).sqrt())
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

@@ -36,9 +36,9 @@ from mbasfm.objective.residual_kind import (
     source_mass,
     stream,
 )
-from mbasfm.runtime.distributed import Share, deal
+from mbasfm.runtime.parallel import Share, deal
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,7 @@ class IsotropicForm(WithoutLatents):
             gain = inside.sum() / (occupied.sum().clamp_min(1) * inside.clamp_min(1e-30)) * occupied
         return FrozenIsotropic(fit_weights(distribution, self.loss, dimension=2), gain)
 
-    def linearize(
-        self, cameras: Cameras, frozen: FrozenIsotropic, columns: Columns, sink: GramSink
-    ) -> float:
+    def linearize(self, cameras: Cameras, frozen: FrozenIsotropic, columns: Columns, sink: GramSink) -> float:
         """Hand the Gram matrices of this process's edges to ``sink``; returns the loss of all edges."""
         total = torch.zeros((), dtype=torch.float64)
         for chunk, block in stream(cameras, self.samples, columns, self.share):

@@ -3,7 +3,7 @@
 Residuals are measured at a long side of 1024: px * (1024 / long side of image j).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor
 from mbasfm.geometry.camera import pixel_rays
 from mbasfm.geometry.rigid import relative_poses
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import Samples
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,16 @@ def isotropic_residuals(cameras: Cameras, samples: Samples) -> Float[Tensor, "E 
 
     A point that ends up behind camera j has no projection: its residual is infinite.
     """
-    rays = edge_rays(cameras, samples)
+    return reprojection_errors(edge_rays(cameras, samples))
+
+
+def anchored_residuals(cameras: Cameras, samples: Samples, inverse_depth: Float[Tensor, " A"]) -> Float[Tensor, "E K"]:
+    """The same distance with the inverse depth of each sample's anchor instead of the depth map's."""
+    return reprojection_errors(replace(edge_rays(cameras, samples), inverse_depth=inverse_depth[samples.anchors]))
+
+
+def reprojection_errors(rays: EdgeRays) -> Float[Tensor, "E K"]:
+    """Distance of each sample from its match, given its inverse depth; infinite behind the camera."""
     points = rays.start + rays.inverse_depth.nan_to_num(nan=-1.0)[..., None] * rays.step
     front = (points[..., 2] > 0) & ~rays.inverse_depth.isnan()
     depth = points[..., 2:].where(front[..., None], torch.ones_like(points[..., 2:]))

@@ -20,9 +20,9 @@ from torch import Tensor
 from mbasfm.objective.distribution import Binning, Distribution
 from mbasfm.objective.edge_block import Block, Columns, blocks, load_block
 from mbasfm.objective.losses import WeightTable
-from mbasfm.runtime.distributed import Share
+from mbasfm.runtime.parallel import Share
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 NO_INTRINSICS = Columns(focal=False, radial=False)
 
@@ -113,7 +113,7 @@ class Form(Protocol):
         """Statistics after the worlds of frames have grown by these factors."""
 
     def linearize(self, cameras: Cameras, frozen: Any, columns: Columns, sink: GramSink) -> float:
-        """Hand the normal equations of this process's edges to ``sink``, latents eliminated; returns the loss of all."""
+        """Hand the normal equations of this process's edges, without latents, to ``sink``; returns the loss of all."""
         ...
 
     def coupled_frames(self) -> Int[Tensor, "P 2"]:

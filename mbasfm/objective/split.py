@@ -39,9 +39,9 @@ from mbasfm.objective.residual_kind import (
     source_mass,
     stream,
 )
-from mbasfm.runtime.distributed import Share, deal
+from mbasfm.runtime.parallel import Share, deal
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
-from mbasfm.types.samples import Samples, SampleSource
+from mbasfm.types.observations import Samples, SampleSource
 
 ALONG_BINNING = Binning(tau_max=20.0, num_bins=100, log_scale=0.3)
 """Bins of the whitened along-residual, in units of its expected size."""

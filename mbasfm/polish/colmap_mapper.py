@@ -12,9 +12,9 @@ from jaxtyping import Float64, Int64
 from mbasfm.adjust.pose_priors import CAUCHY, PosePriors
 from mbasfm.config import LensKind
 from mbasfm.geometry.rigid import camera_centers
-from mbasfm.polish.depth_observations import VIRTUAL, DepthTerms, take_back, with_depth
+from mbasfm.polish.depth import VIRTUAL, DepthTerms, take_back, with_depth
 from mbasfm.types.cameras import Cameras, Intrinsics
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 
 MAX_ERROR_PX = 4.0
 """Largest error of an observation that is kept, before the noise is known [px at a long side of 1024]."""

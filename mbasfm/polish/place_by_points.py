@@ -12,10 +12,9 @@ import pycolmap
 from jaxtyping import Float64, Int64
 
 from mbasfm.estimators.absolute import POSE_POINTS, Sightings, pose_from_points
-from mbasfm.estimators.chance import MAX_LOG10_FALSE_ALARMS, log10_false_alarms
-from mbasfm.estimators.two_view import covered_share, fundamental_from_pose
+from mbasfm.estimators.two_view import MAX_LOG10_FALSE_ALARMS, covered_share, fundamental_from_pose, log10_false_alarms
 from mbasfm.types.cameras import Lens
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 
 MIN_INLIERS = 8
 MAX_ERROR_PX = 6.0

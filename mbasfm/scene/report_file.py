@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mbasfm.errors import InputError
-from mbasfm.io.text_files import plain_json, read_json, write_text
+from mbasfm.io.files import plain_json, read_json, write_text
 from mbasfm.types.outcome import (
     Bridge,
     CameraRow,
@@ -29,10 +29,10 @@ from mbasfm.types.outcome import (
     Residuals,
     RunReport,
     Sigma,
+    SkippedFile,
     StageRow,
     StepColumns,
 )
-from mbasfm.types.photos import SkippedFile
 
 Json = dict[str, Any]
 Item = TypeVar("Item")

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import read_arrays
-from mbasfm.types.samples import Samples
+from mbasfm.io.files import read_arrays
+from mbasfm.types.observations import Samples
 
 COLUMNS = 5
 SHARD_BYTES = 1 << 28

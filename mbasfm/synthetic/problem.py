@@ -20,8 +20,7 @@ from mbasfm.synthetic.cameras import COVISIBILITY_GRID, ORBITS, make_cameras, pi
 from mbasfm.synthetic.depth_errors import DepthError, draw_depth_affine, observe_depth
 from mbasfm.synthetic.solids import Scene, first_hit, make_scene, seeded
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.pairs import PoseGraph
-from mbasfm.types.samples import Samples
+from mbasfm.types.observations import PoseGraph, Samples
 
 OCCLUSION_TOLERANCE = 0.01
 """A point is hidden if something stands before it by more than this share of its distance."""

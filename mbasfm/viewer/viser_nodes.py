@@ -7,7 +7,7 @@ import viser
 from jaxtyping import Float64, UInt8
 from viser.transforms import SO3
 
-from mbasfm.types.scene import Cloud, View
+from mbasfm.types.outcome import Cloud, View
 
 CAMERA = (74, 144, 226)
 POINT_SIZE, LARGEST_POINT = 0.0035, 0.008

@@ -11,11 +11,11 @@ from torch import Tensor
 from mbasfm.datasets.base import DatasetScene
 from mbasfm.errors import InputError
 from mbasfm.evaluation.metrics import all_pairs
-from mbasfm.geometry.raster import values_at
+from mbasfm.geometry.camera import values_at
 from mbasfm.io.calibration import at_resolution
 from mbasfm.io.images import inspect_photos
 from mbasfm.models.depth.files import FilesDepth
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 COLUMNS, ROWS = 160, 120
 """Resolution of the depth maps."""

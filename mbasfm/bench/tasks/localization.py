@@ -25,17 +25,17 @@ from mbasfm.errors import InputError
 from mbasfm.estimators.absolute import Sightings
 from mbasfm.evaluation.protocols import find_protocol
 from mbasfm.evaluation.score_files import errors_by_name, score_poses
-from mbasfm.io.cache import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.localization.map_source import POSE_FILES, read_map
 from mbasfm.localization.match_queries import match_queries
 from mbasfm.localization.prepared_map import triangulate_map
 from mbasfm.localize import Map
 from mbasfm.runtime.progress import Progress
-from mbasfm.sfm.starting_intrinsics import known_intrinsics, lenses_of
-from mbasfm.sfm.user_files import cameras_alone
+from mbasfm.sfm.inputs import cameras_alone
+from mbasfm.sfm.intrinsics import known_intrinsics, lenses_of
 from mbasfm.types.cameras import Lens
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 Poses = dict[str, Float64[np.ndarray, "3 4"]]
 SENSOR = "files:{depth}"

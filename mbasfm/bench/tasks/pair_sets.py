@@ -13,16 +13,17 @@ from torch import Tensor
 from mbasfm.bench.recipe import PairSettings
 from mbasfm.datasets.pair_lists import ImagePair, PairSets
 from mbasfm.errors import InputError
-from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, sampson_forms, sampson_squared
-from mbasfm.io.cache import Cache
+from mbasfm.estimators.sampson import MatchBatch, sampson_forms, sampson_squared
+from mbasfm.geometry.camera import essential_from_pose
 from mbasfm.io.calibration import at_resolution
+from mbasfm.io.files import Cache
 from mbasfm.io.images import inspect_photos
 from mbasfm.matching.image_matching import pixel_matches
 from mbasfm.matching.inference import describe_photos, match_pairs
 from mbasfm.matching.observe import MANY_MATCHES, load_matchers
 from mbasfm.models.base import ImageMatcher
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE
-from mbasfm.types.photos import Photo
+from mbasfm.types.observations import Photo
 
 NUM_MATCHES = 1000
 MIN_TRUE_MATCHES, TRUE_PX = 30, 2.0

@@ -9,12 +9,12 @@ from jaxtyping import Bool, Float64
 from mbasfm.bench.jobs import Job
 from mbasfm.bench.tasks.base import Outcome
 from mbasfm.datasets.registry import open_dataset
-from mbasfm.io.cache import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.choose_pairs import recall_at_k
 from mbasfm.matching.inference import describe_photos
 from mbasfm.matching.visual_words import vlad
-from mbasfm.models.registry import load_model
+from mbasfm.models.base import load_model
 
 NEIGHBOURS = (10, 25, 50)
 MAX_ANGLE_DEG = 30.0

@@ -26,13 +26,13 @@ from mbasfm.errors import InputError
 from mbasfm.estimators.ransac import PAPER_BUDGET, RansacSettings, minimal_hypotheses
 from mbasfm.estimators.relative import Method as EstimatorName
 from mbasfm.estimators.relative import estimate_relative_poses
-from mbasfm.estimators.sampson import MatchBatch, essential_from_pose, sampson_forms, sampson_squared
+from mbasfm.estimators.sampson import MatchBatch, sampson_forms, sampson_squared
 from mbasfm.estimators.scores import SCORES, ScoreName
 from mbasfm.evaluation.metrics import PairErrors, auc, recall_curve, relative_errors
 from mbasfm.evaluation.protocols import find_protocol, pair_measures
 from mbasfm.evaluation.score_files import CURVE_DEG
-from mbasfm.io.cache import Cache
-from mbasfm.io.text_files import write_text
+from mbasfm.geometry.camera import essential_from_pose
+from mbasfm.io.files import Cache, write_text
 from mbasfm.runtime.parallel import in_parallel
 
 LIMITS_DEG = (5.0, 10.0, 20.0)

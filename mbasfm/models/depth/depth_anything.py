@@ -5,7 +5,7 @@ from typing import Any
 
 from mbasfm.models.depth.network_depth import to_arrays
 from mbasfm.models.depth.transformers_depth import MonocularDepth
-from mbasfm.types.photos import DepthEstimate, Photo
+from mbasfm.types.observations import DepthEstimate, Photo
 
 
 class DepthAnythingV2(MonocularDepth):

@@ -11,7 +11,7 @@ from torch import Tensor
 from mbasfm.models.clones import Code
 from mbasfm.models.depth.clone_depth import ForeignDepth
 from mbasfm.models.depth.network_depth import from_one_up, known, resized, to_arrays
-from mbasfm.types.photos import RGB, DepthEstimate, Photo
+from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 LONG_SIDE_PX, STEP_PX = 504, 14
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

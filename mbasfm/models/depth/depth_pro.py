@@ -6,7 +6,7 @@ from typing import Any
 
 from mbasfm.errors import InputError
 from mbasfm.models.depth.transformers_depth import MonocularDepth
-from mbasfm.types.photos import DepthEstimate, Photo
+from mbasfm.types.observations import DepthEstimate, Photo
 
 INVERSE_DEPTH_RANGE = 1e-4, 1e4
 """The network's own limits [1/m]."""

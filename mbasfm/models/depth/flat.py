@@ -3,7 +3,7 @@
 import numpy as np
 
 from mbasfm.models.base import DepthModel
-from mbasfm.types.photos import RGB, DepthEstimate, Photo
+from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 
 class FlatDepth(DepthModel):

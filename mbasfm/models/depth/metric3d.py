@@ -15,7 +15,7 @@ from mbasfm.models.clones import Code
 from mbasfm.models.depth.clone_depth import ForeignDepth
 from mbasfm.models.depth.network_depth import known, resized, to_arrays
 from mbasfm.models.weights import find_clone
-from mbasfm.types.photos import RGB, DepthEstimate, Photo
+from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 HEIGHT_PX, WIDTH_PX = 616, 1064
 CANONICAL_FOCAL_PX = 1000.0

@@ -10,9 +10,9 @@ import cv2
 import numpy as np
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.io.text_files import read_json
+from mbasfm.io.files import read_json
 from mbasfm.models.base import DepthModel
-from mbasfm.types.photos import RGB, DepthEstimate, Photo
+from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 OUTPUTS = ("depth", "disparity", "log_depth", "log_disparity")
 MAX_SIDE_PX = 8192

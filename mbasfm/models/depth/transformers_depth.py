@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.io.text_files import read_json
+from mbasfm.io.files import read_json
 from mbasfm.models.depth.network_depth import NetworkDepth, resized, to_arrays
-from mbasfm.types.photos import RGB, DepthEstimate, Photo
+from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 RESAMPLING = {2: "bilinear", 3: "bicubic"}
 """Interpolation by Pillow's numbers."""

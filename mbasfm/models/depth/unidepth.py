@@ -11,7 +11,7 @@ from torch import Tensor
 from mbasfm.models.clones import Code
 from mbasfm.models.depth.clone_depth import ForeignDepth
 from mbasfm.models.depth.network_depth import from_points, resized, to_arrays
-from mbasfm.types.photos import RGB, DepthEstimate, Photo
+from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 MAX_SIDE_PX = 1024
 """Larger images are shrunk: the network itself sees fewer pixels."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from mbasfm.models.depth.network_depth import to_arrays
 from mbasfm.models.depth.transformers_depth import MonocularDepth
-from mbasfm.types.photos import RGB, DepthEstimate, Photo
+from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 
 class ZoeDepth(MonocularDepth):

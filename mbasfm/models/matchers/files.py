@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import read_arrays
+from mbasfm.io.files import read_arrays
 from mbasfm.models.base import Matcher
-from mbasfm.types.photos import RGB, Features, Matches, Photo
+from mbasfm.types.observations import RGB, Features, Matches, Photo
 
 MARGIN_PX = 1.0
 """How far outside of the image a keypoint may lie."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mbasfm.errors import InputError
-from mbasfm.models.device import half_if_fast
-from mbasfm.types.photos import Features, Matches
+from mbasfm.models.base import half_if_fast
+from mbasfm.types.observations import Features, Matches
 
 
 class Glue:

@@ -15,10 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mbasfm.errors import InputError
-from mbasfm.models.base import ImageMatcher
-from mbasfm.models.device import accelerator, half_if_fast, is_fast
+from mbasfm.models.base import ImageMatcher, accelerator, half_if_fast, is_fast
 from mbasfm.models.weights import content_digest, fetch_command, find_snapshot, require_snapshot
-from mbasfm.types.photos import RGB, AnyRGB, PixelMatches
+from mbasfm.types.observations import RGB, AnyRGB, PixelMatches
 
 Found = tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"], Float[Tensor, " M"]]
 """Pixels of both images as the network sees them, first centre at one half, and confidence."""

@@ -9,10 +9,9 @@ from PIL import Image
 from torch import Tensor
 
 from mbasfm.errors import InputError
-from mbasfm.models.base import ImageMatcher
-from mbasfm.models.device import accelerator, is_fast
-from mbasfm.models.weights import content_digest, weights_folder
-from mbasfm.types.photos import AnyRGB, PixelMatches
+from mbasfm.models.base import ImageMatcher, accelerator, is_fast, weights_folder
+from mbasfm.models.weights import content_digest
+from mbasfm.types.observations import AnyRGB, PixelMatches
 
 STEP_PX = 12
 """Spacing of the grid, in pixels of the warp: 72 x 72 places in each image."""

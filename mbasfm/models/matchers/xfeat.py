@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.models.base import Matcher
-from mbasfm.models.device import gpu_or_cpu, is_fast, key_of
+from mbasfm.models.base import Matcher, gpu_or_cpu, is_fast, key_of
 from mbasfm.models.matchers.lightglue_network import Glue
-from mbasfm.models.matchers.mutual_nearest import mutual_nearest
+from mbasfm.models.matchers.sift import mutual_nearest
 from mbasfm.models.matchers.xfeat_keypoints import GRID_STEP_PX, MIN_HEAT, find_peaks, heat_of, offsets, sample
-from mbasfm.types.photos import RGB, Features, Matches, Photo
+from mbasfm.types.observations import RGB, Features, Matches, Photo
 
 MAX_FEATURES = 4096
 MAX_SIDE_PX = 1600

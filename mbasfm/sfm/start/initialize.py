@@ -13,21 +13,21 @@ from jaxtyping import Bool, Float64, Int64
 
 from mbasfm.config import Tree
 from mbasfm.estimators.absolute import pose_from_points
-from mbasfm.geometry.epipolar import line_distances
+from mbasfm.geometry.camera import line_distances
 from mbasfm.geometry.rigid import compose, invert, scale_translation
-from mbasfm.sfm.start.averaging import average_positions
-from mbasfm.sfm.start.directed_pair import (
+from mbasfm.sfm.start.averaging import (
     MIN_PARALLAX_DEG,
     Edge,
     Edges,
     Joined,
+    average_positions,
     join,
     parallax_deg,
     reverse,
     triangulate,
 )
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Intrinsics, Lens
-from mbasfm.types.pairs import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 
 MAX_NEIGHBOURS = 4
 """Number of placed neighbours, the strongest, that propose poses of a new frame."""

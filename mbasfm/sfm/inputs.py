@@ -1,4 +1,4 @@
-"""The user's files, read once before any work: intrinsics, poses, pairs, and the world of the result."""
+"""What the user gives, read once before any work: photographs, intrinsics, poses, pairs, and the world of a result."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,16 +16,42 @@ from mbasfm.errors import InputError
 from mbasfm.geometry.rigid import camera_centers
 from mbasfm.io.calibration import KnownCamera, at_resolution, read_calibration
 from mbasfm.io.gps import gps_positions
+from mbasfm.io.images import FRAMES_FOLDER, find_photos, is_video, read_times, with_masks
 from mbasfm.io.lists import read_pairs
 from mbasfm.io.poses import PoseFile, read_poses
 from mbasfm.io.priors import read_priors
-from mbasfm.io.video import read_times
+from mbasfm.io.video import extract_frames
 from mbasfm.matching.observe import PAIR_MODES
-from mbasfm.sfm.starting_intrinsics import GivenCameras
-from mbasfm.types.photos import Photo
+from mbasfm.runtime.parallel import from_main
+from mbasfm.runtime.progress import say, stage
+from mbasfm.sfm.intrinsics import GivenCameras
+from mbasfm.types.observations import Photo
+from mbasfm.types.outcome import SkippedFile
 
 GPS_SIGMA_M, SIGMA_M = 5.0, 1.0
 """Standard deviations of positions of unstated quality [m]."""
+
+
+def folder_of(photos: Path, output: Path | None) -> Path:
+    """The photographs as given, or the folder inside the output to which the frames of a video were written."""
+    if not is_video(photos):
+        return photos
+    if output is None:
+        raise InputError(f"{photos}: the frames of a video need a folder; give an output")
+    with stage("video") as facts:
+        facts["frames"] = from_main(lambda: extract_frames(photos, output / FRAMES_FOLDER))
+    return output / FRAMES_FOLDER
+
+
+def input_photos(source: Path, masks: str | None) -> tuple[tuple[Photo, ...], tuple[SkippedFile, ...]]:
+    """Photographs of a folder or list with their masks, and the files that cannot be used."""
+    with stage("photos") as facts:
+        found, skipped = find_photos(source)
+        found = with_masks(found, None if masks is None else Path(masks))
+        facts.update(found=len(found), skipped=len(skipped), masks=sum(photo.mask is not None for photo in found))
+    for item in skipped:
+        say(f"skipped {item.name}: {item.reason}")
+    return found, tuple(skipped)
 
 
 @dataclass(frozen=True)

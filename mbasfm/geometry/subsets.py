@@ -1,13 +1,18 @@
-"""Random numbers that belong to things, not to the order in which they come.
+"""Choice of a part: by lots that belong to things, not to the order in which they come, and by clusters of frames.
 
 Drawn one after the other, numbers change for all things that follow as soon as one is added or left out: a match more
 or less, on another machine, would draw all other lots anew.
 """
 
 import numpy as np
-from jaxtyping import Float, Float64, Int64, Integer, UInt64
+import scipy.sparse
+import torch
+from jaxtyping import Float, Float64, Int, Int64, Integer, UInt64
+from scipy.sparse.csgraph import dijkstra
+from torch import Tensor
 
 _STEP, _FIRST, _SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+CLUSTER_FRAMES, MAX_CLUSTERS = 40, 160
 
 
 def lots(seed: int, *keys: Integer[np.ndarray, " M"] | int) -> Float64[np.ndarray, " _"]:
@@ -30,3 +35,16 @@ def _mix(number: UInt64[np.ndarray, " _"]) -> UInt64[np.ndarray, " _"]:
     state = (state ^ (state >> np.uint64(30))) * _FIRST
     state = (state ^ (state >> np.uint64(27))) * _SECOND
     return state ^ (state >> np.uint64(31))
+
+
+def cluster_frames(pairs: Int[Tensor, "P 2"], num_frames: int) -> Int[Tensor, " N"]:
+    """Cluster number of every frame: each frame joins the nearest of a few seed frames, by steps in the graph."""
+    count = min(max(num_frames // CLUSTER_FRAMES, 1), MAX_CLUSTERS)
+    low, high = pairs.numpy().T
+    links = scipy.sparse.coo_matrix((np.ones(len(low)), (low, high)), shape=(num_frames, num_frames)).tocsr()
+    seeds = np.random.default_rng(0).choice(num_frames, count, replace=False)
+    _, _, nearest = dijkstra(
+        links, directed=False, indices=seeds, unweighted=True, min_only=True, return_predecessors=True
+    )
+    # Frames that no seed reaches are in other components; they make one more cluster.
+    return torch.from_numpy(np.unique(nearest, return_inverse=True)[1].astype(np.int64))
