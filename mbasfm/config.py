@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
-from mbasfm.adjust.stage import COARSE, FINE, SPLIT_STAGES, Loss, Stage, annealed, with_loss
+from mbasfm.adjust.stage import ANCHORED_STAGES, COARSE, FINE, Loss, Stage, annealed, with_loss
 from mbasfm.errors import ConfigError
 
-Objective = Literal["split", "paper"]
+Objective = Literal["anchored", "paper"]
 Solver = Literal["lm", "adam"]
 Grouping = Literal["shared", "per-folder", "per-image"]
 LensKind = Literal["auto", "pinhole", "simple-radial", "radial", "opencv", "fisheye"]
@@ -91,8 +91,8 @@ class Config(Common):
     """Depth at or below it is not used, where the depth model says how sure it is."""
     tree: Tree = "consistent"
     """How frames join at the start: by verified inliers and consistent triplets, or the paper's greedy tree."""
-    objective: Objective = "split"
-    """``split`` separates epipolar line and depth; ``paper`` is the published objective."""
+    objective: Objective = "anchored"
+    """``anchored`` marginalizes over depth as well, track by track; ``paper`` is the published objective."""
     loss: Loss | None = None
     """A rival loss in the stages of objective ``paper``, to compare with."""
     stages: Extent = "all"
@@ -119,8 +119,10 @@ class Config(Common):
     def _check_combinations(self) -> None:
         if self.priors is not None and self.solver == "adam":
             raise ConfigError("the solver adam uses no priors; leave out --priors or --solver")
+        if self.solver == "adam" and self.objective != "paper":
+            raise ConfigError("the solver adam is for objective paper; add --objective paper, or leave out --solver")
         if self.loss is not None and self.objective != "paper":
-            raise ConfigError("a rival loss needs objective paper; the split residual has its own")
+            raise ConfigError("a rival loss needs objective paper; anchors have their own")
 
     def _check_ranges(self) -> None:
         if not min(self.prior_sigma_m or 1.0, self.prior_sigma_deg) > 0:
@@ -221,7 +223,7 @@ def stages_of(config: Config, is_focal_told: bool = False) -> tuple[Stage, ...]:
     """
     if is_focal_told:
         return tuple(replace(s, priors=replace(s.priors, log_focal=TOLD_LOG_FOCAL)) for s in stages_of(config))
-    stages = SPLIT_STAGES if config.objective == "split" else (COARSE, *annealed(FINE))
+    stages = ANCHORED_STAGES if config.objective == "anchored" else (COARSE, *annealed(FINE))
     if config.loss is not None:
         stages = with_loss(config.loss)
     if config.stages != "all":

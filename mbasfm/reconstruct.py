@@ -1,9 +1,11 @@
 """From a folder of photographs to camera poses: one verb per stage."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mbasfm.adjust.diagnosis import inlier_limit_px
+from mbasfm.adjust.stage import without_depth
 from mbasfm.config import Config, stages_of
 from mbasfm.errors import InputError
 from mbasfm.estimators.two_view import stands_alone
@@ -11,12 +13,14 @@ from mbasfm.io.files import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.models.base import looking_in
 from mbasfm.polish.depth import drop_contradictions
+from mbasfm.polish.tracks import hold_out
 from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import from_main, one_core
 from mbasfm.runtime.progress import Progress, say, stage
 from mbasfm.scene.reconstruction import NOTHING_WRITTEN, Reconstruction, check_room, refuse_overwriting, write_scene
 from mbasfm.scene.report_file import write_report_json
-from mbasfm.sfm.adjustment import Inputs, Placed, Run, Solved, adjuster, residual_curves
+from mbasfm.sfm.adjustment import SETTLING, Inputs, Placed, Run, Solved, adjuster, residual_curves
+from mbasfm.sfm.anchors import FEW_TRACKS, LEAST_PER_PAIR, draw_anchors
 from mbasfm.sfm.finish import Finishing, align_world, finish
 from mbasfm.sfm.inputs import Given, UserFiles, folder_of, input_photos, read_given
 from mbasfm.sfm.intrinsics import known_intrinsics
@@ -25,7 +29,8 @@ from mbasfm.sfm.pairs.pose_graph import find_components
 from mbasfm.sfm.samples import within_budget
 from mbasfm.sfm.start.candidates import start_cameras
 from mbasfm.sfm.start.race import Judge, adjust_best
-from mbasfm.types.observations import Observations
+from mbasfm.types.cameras import Cameras
+from mbasfm.types.observations import Observations, Samples, TwoView
 
 
 @one_core()
@@ -97,37 +102,51 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         parts = int(find_components(graph.views, len(seen.photos)).max(initial=-1)) + 1
         facts.update(graph.trust.facts() if graph.trust is not None else {})
         facts.update(edges=2 * len(graph.views), components=parts)
-    demand = config.samples_per_edge, config.objective == "split", config.max_memory_gb
+    is_anchored = config.objective == "anchored"
+    demand = config.samples_per_edge, is_anchored, config.max_memory_gb
     views, stock = within_budget(graph.views, len(seen.photos), *demand, folder)
-    solved = Solved(seen, start, verified, replace(graph, views=views))
+    held = hold_out(views, seen.keypoints, config.seed)
+    solved = Solved(seen, start, verified, replace(graph, views=views), held)
     if not views:
         return solved
+
+    def draw(views: Sequence[TwoView], tracks: int) -> Samples:
+        return draw_anchors(held.used(views), seen.keypoints, tracks, LEAST_PER_PAIR, config.seed)
+
     with stage("initialize") as facts:
         known = seen.keypoints, start.intrinsics, seen.is_disparity
         starts, has_pose = from_main(lambda: start_cameras(views, *known, config.tree, given.poses))
-        samples = stock.draw(views, seen.keypoints, config.seed)
+        samples = draw(views, FEW_TRACKS) if is_anchored else stock.draw(views, seen.keypoints, config.seed)
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
         say("no verified match has depth, so there is nothing to adjust")
         return solved
     with stage("adjust") as facts:
-        stages, held = stages_of(config, start.is_told), start.held(config.lens)
-        judged = views, seen.keypoints, config.max_error_px, config.seed
-        judge = Judge.build(*judged) if config.tree == "consistent" else None
-        best, adjustment = adjust_best(starts, adjuster(samples, stages, held, given.priors, folder), judge)
-        placed = Placed(best, samples, adjustment)
+        stages, fixed = stages_of(config, start.is_told), start.held(config.lens)
+        ways = [stages, without_depth(stages)] if is_anchored else [stages]
+        judge = Judge.build(views, seen.keypoints, held, config.max_error_px) if config.tree == "consistent" else None
+        winner = adjust_best(starts, len(ways), adjuster(samples, ways, fixed, given.priors, folder), judge)
+        placed = Placed(winner.start, samples, winner.adjustment)
         facts.update(placed.facts())
-    return replace(solved, placed=placed)
+    with stage("depth check") as facts:
+        checked = drop_contradictions(views, winner.adjustment.cameras, seen.keypoints)
+        facts["dropped"] = sum(v.num_inliers for v in views) - sum(v.num_inliers for v in checked)
+    solved = replace(solved, graph=replace(graph, views=checked), placed=placed)
+    if not is_anchored:
+        return solved
+
+    def settle(views: Sequence[TwoView], cameras: Cameras) -> Placed:
+        samples = stock.keep(draw(views, config.tracks_per_frame))
+        run = adjuster(samples, ways, fixed, given.priors, folder)
+        return Placed(winner.start, samples, run(SETTLING, cameras, winner.way))
+
+    with stage("settle") as facts:
+        placed = settle(checked, winner.adjustment.cameras)
+        facts.update(placed.facts(), without_depth=winner.way == 1)
+    return replace(solved, placed=placed, settle=settle)
 
 
 def complete(solved: Solved, given: Given, config: Config) -> Reconstruction:
-    """From adjusted cameras to a result: drop matches that contradict depth, polish, retry, align."""
-    seen, graph = solved.observations, solved.graph
-    adjustment = None if solved.placed is None else solved.placed.adjustment
-    if adjustment is not None:
-        with stage("depth check") as facts:
-            views = drop_contradictions(graph.views, adjustment.cameras, seen.keypoints)
-            facts["dropped"] = sum(v.num_inliers for v in graph.views) - sum(v.num_inliers for v in views)
-            graph = replace(graph, views=views)
-    result = finish(seen, solved.start, graph, adjustment, given.priors, config.part(Finishing))
+    """From adjusted cameras to a result: polish, retry, align."""
+    result = finish(solved, given.priors, config.part(Finishing))
     return align_world(result, given.world)

@@ -52,6 +52,7 @@ class OffsetForm:
     """Projection minus match minus the offset of the source frame."""
 
     can_be_per_star: ClassVar[bool] = False
+    needs_depth: ClassVar[bool] = True
     statistics_types: ClassVar[tuple[type, ...]] = (OffsetStatistics,)
     samples: SampleSource
     num_frames: int

@@ -95,7 +95,7 @@ def adjust(
     for item in stages:
         check_stage(item)
     fixed = fixed or Fixed.build(cameras.num_frames)
-    check_inputs(cameras, samples, fixed)
+    check_inputs(cameras, samples, fixed, any(KINDS[item.residual].needs_depth for item in stages))
     active, fixed = _drop_settled(samples, cameras, fixed)
     log = _Log(journal)
     is_small = samples.num_edges * samples.samples_per_edge < MANY_SAMPLES
@@ -110,7 +110,7 @@ def adjust(
                     stuck = find_stuck(cameras, active, item, fixed)
                     if not stuck.any() or stuck.all():
                         break
-                    cameras = _restart(cameras, active, fixed, stuck)
+                    cameras = _restart(cameras, active, fixed, stuck, item)
                 problem = make_problem(cameras, active, item, fixed)
                 priors = _priors(cameras, problem, pose_priors)
                 cameras = _run(problem, cameras, priors, partial(log.note, item, place), state)
@@ -183,7 +183,7 @@ def _drop_settled(samples: SampleSource, cameras: Cameras, fixed: Fixed) -> tupl
     return active, held
 
 
-def _restart(cameras: Cameras, samples: SampleSource, fixed: Fixed, stuck: Bool[Tensor, " N"]) -> Cameras:
+def _restart(cameras: Cameras, samples: SampleSource, fixed: Fixed, stuck: Bool[Tensor, " N"], stage: Stage) -> Cameras:
     """Restart stuck frames from their best neighbours, one at a time, with all others held."""
     for frame in torch.nonzero(stuck).flatten().tolist():
         mine = (samples.edges == frame).any(-1)
@@ -196,22 +196,29 @@ def _restart(cameras: Cameras, samples: SampleSource, fixed: Fixed, stuck: Bool[
         candidates = []
         for neighbour in mass.topk(min(RESTART_NEIGHBOURS, len(mass))).indices[:RESTART_NEIGHBOURS].tolist():
             if mass[neighbour] > 0:
-                candidates.append(_start_at(cameras, near, hold, frame, neighbour))
+                candidates.append(_start_at(cameras, near, hold, (frame, neighbour), stage))
         if candidates:
             cameras = max(candidates, key=lambda item: item[0])[1]
             stuck = stuck & (torch.arange(len(stuck)) != frame)
     return cameras
 
 
-def _start_at(cameras: Cameras, near: SampleSource, hold: Fixed, frame: int, neighbour: int) -> tuple[float, Cameras]:
-    """Score and cameras after the coarse stage, started with the frame at its neighbour's pose."""
+def _start_at(
+    cameras: Cameras, near: SampleSource, hold: Fixed, ends: tuple[int, int], stage: Stage
+) -> tuple[float, Cameras]:
+    """Score and cameras after some steps, started with the first frame at its neighbour's pose.
+
+    Where residuals need depth they are those of the coarse stage, which has the widest basin.
+    """
+    frame, neighbour = ends
+    stage = COARSE if KINDS[stage.residual].needs_depth else stage
     pose = cameras.cam_from_world.clone()
     pose[frame] = pose[neighbour]
     scale, shift = cameras.depth_scale.clone(), cameras.depth_shift.clone()
     scale[frame], shift[frame] = scale[neighbour], 0.0
     moved = replace(cameras, cam_from_world=pose, depth_scale=scale, depth_shift=shift)
     scores: list[float] = []
-    problem = make_problem(moved, near, replace(COARSE, max_steps=RESTART_STEPS), hold)
+    problem = make_problem(moved, near, replace(stage, max_steps=RESTART_STEPS), hold)
     moved = _run(problem, moved, _priors(moved, problem, None), lambda step, state: scores.append(step.score))
     return (scores[-1] if scores and scores[-1] == scores[-1] else float("-inf")), moved
 

@@ -14,7 +14,7 @@ from mbasfm.types.observations import Samples, SampleSource
 ROTATION_TOLERANCE = 1e-3
 
 
-def check_inputs(cameras: Cameras, samples: SampleSource, fixed: Fixed) -> None:
+def check_inputs(cameras: Cameras, samples: SampleSource, fixed: Fixed, needs_depth: bool = True) -> None:
     """Raise InputError for data that contradicts itself, DegenerateError for a graph without edges."""
     _check_shapes(cameras, samples, fixed)
     if samples.num_edges == 0 or samples.samples_per_edge == 0 or not bool(samples.edge_mass().any()):
@@ -22,7 +22,7 @@ def check_inputs(cameras: Cameras, samples: SampleSource, fixed: Fixed) -> None:
     _check_edges(cameras, samples)
     _check_cameras(cameras)
     for chunk in blocks(samples):
-        _check_data(cameras, samples.rows(chunk))
+        _check_data(cameras, samples.rows(chunk), needs_depth)
 
 
 def check_stage(stage: Stage) -> None:
@@ -114,13 +114,14 @@ def _check_cameras(cameras: Cameras) -> None:
         raise InputError(f"frame {frame}: the first three columns of its pose are not a rotation; orthonormalize them")
 
 
-def _check_data(cameras: Cameras, samples: Samples) -> None:
+def _check_data(cameras: Cameras, samples: Samples, needs_depth: bool) -> None:
     i, j = samples.edges.unbind(-1)
     pixels, raw = samples.data[..., :4], samples.data[..., 4]
     is_depth = ~cameras.is_disparity[i, None]
     bad_pixels = ~pixels.isfinite().all(-1)
     _raise_for(bad_pixels, i, "a match is not a finite pixel; remove it before sampling", j)
-    _raise_for(raw.isnan(), i, "its depth map is NaN at a sample; mask such pixels before sampling", None)
+    if needs_depth:
+        _raise_for(raw.isnan(), i, "its depth map is NaN at a sample; mask such pixels before sampling", None)
     _raise_for((raw <= 0) & is_depth, i, "its depth map is zero or negative at a sample; mask such pixels", None)
     _raise_for(raw.isinf() & ~is_depth, i, "its disparity is infinite at a sample; mask such pixels", None)
     bad_weight = ~(samples.weight.isfinite() & (samples.weight >= 0))

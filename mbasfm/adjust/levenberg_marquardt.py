@@ -71,7 +71,7 @@ def solve_lm(
         if attempt.cameras is None:
             on_step(Step(seconds, loss / mass, state.score, damping, False), state)
             break
-        settled = state.settled + 1 if attempt.decrease <= _little(problem, loss) else 0
+        settled = state.settled + 1 if attempt.gain <= _little(problem, loss) else 0
         growth = problem.gauge.growth(attempt.cameras)
         state = Descent(
             *problem.gauge.rescale(attempt.cameras, priors, growth),
@@ -98,7 +98,8 @@ class _Attempt:
     cameras: Cameras | None
     statistics: Any
     damping: float
-    decrease: float
+    gain: float
+    """Decrease of the loss, or what was predicted if that is less: latents may still gain where cameras do not."""
     score: float
 
 
@@ -108,7 +109,7 @@ def _try_steps(problem: Problem, state: Descent, frozen: Any, system: System, lo
     for _ in range(MAX_TRIES):
         diagonal = damping * system.diagonal.clamp_min(1e-12)
         step = system.solve(diagonal)
-        if step is not None:
+        if step is not None and bool(step.isfinite().all()):
             candidate, now, statistics = _take(problem, state, frozen, step)
             promised = float(0.5 * step @ (diagonal * step - system.gradient))
             gain = (loss - now) / max(promised, 1e-300)
@@ -117,7 +118,7 @@ def _try_steps(problem: Problem, state: Descent, frozen: Any, system: System, lo
                     candidate, now, statistics = _stretch(problem, state, frozen, step, (candidate, now, statistics))
                 score = float(problem.form.distribution(statistics).score()[0])
                 factor = max(1 / 3, 1 - (2 * gain - 1) ** 3)
-                return _Attempt(candidate, statistics, max(damping * factor, 1e-9), loss - now, score)
+                return _Attempt(candidate, statistics, max(damping * factor, 1e-9), min(loss - now, promised), score)
             if promised <= _little(problem, loss):
                 break
         damping *= growth

@@ -1,6 +1,7 @@
 """Stages of adjustment as frozen values. A variation of a stage is another value, not a flag."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -70,8 +71,9 @@ SPLIT = Stage("split", "split", tau_max=1000.0, log_scale=0.2, loss="mixture")
 """Stage of the residual split at the epipolar line. It needs no coarse stage and no smaller tau_max afterwards: its
 mixture weights adapt from a rough start, where errors are hundreds of pixels, to the end."""
 
-ANCHORED = Stage("anchored", "anchored", tau_max=1000.0, log_scale=0.2, loss="mixture", tolerance_per_unknown=1e-3)
+ANCHORED = Stage("anchored", "anchored", tau_max=1000.0, log_scale=0.2, loss="mixture", tolerance_per_unknown=1e-2)
 """Stage of anchors, whose inverse depths are marginalized. Its weights adapt from a rough start to the end."""
+NEXT_TO_NO_FAITH = 1e-4
 
 ANNEALING_PX = (8.0, 4.0)
 
@@ -84,7 +86,15 @@ def annealed(stage: Stage) -> tuple[Stage, ...]:
 PAPER_STAGES = (COARSE, FINE)
 """The stages of the paper."""
 SPLIT_STAGES = (SPLIT,)
+"""The stage of the split residual."""
+ANCHORED_STAGES = (ANCHORED,)
 """The default stages."""
+
+
+def without_depth(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """The same where depth misleads: its corrections are still found, but it has no say about cameras."""
+    anchoring = Anchoring(faith=NEXT_TO_NO_FAITH)
+    return tuple(replace(stage, name=f"{stage.name} without depth", anchoring=anchoring) for stage in stages)
 
 
 def with_loss(loss: Loss) -> tuple[Stage, ...]:

@@ -41,6 +41,8 @@ from mbasfm.types.observations import SampleSource
 
 FIRST_SCALE_PX = 2.0
 """Scale of the Cauchy weights by which the first inverse depths are found."""
+FIRST_DEPTH_WEIGHT = 1e-2
+"""Weight of relative depth errors then: just enough to hold what matches do not tell."""
 FIRST_STEPS, REFINING_STEPS = 8, 2
 """Newton steps on the latent unknowns at the start, and after each step of the cameras."""
 
@@ -86,6 +88,7 @@ class AnchoredForm:
     """Reprojection of anchors, with one distribution over the graph."""
 
     can_be_per_star: ClassVar[bool] = False
+    needs_depth: ClassVar[bool] = False
     statistics_types: ClassVar[tuple[type, ...]] = (AnchoredStatistics, DepthTrust)
     samples: SampleSource
     num_frames: int
@@ -130,13 +133,13 @@ class AnchoredForm:
         weight = 1 / (1 + (self.binning.centers() / FIRST_SCALE_PX).square())
         table = table_from_weights(self.binning, weight[None])
         latent = torch.zeros(self.num_latents, len(self.frame), dtype=torch.float64)
-        nothing = torch.zeros(len(self.frame), dtype=torch.float64)
+        nothing, unit = torch.zeros(len(self.frame), dtype=torch.float64), self._unit(cameras)
         for _, some, anchors in self._stream(cameras, NO_INTRINSICS):
-            prior = self._prior(cameras, nothing, nothing + 1, some)
+            prior = self._prior(cameras, nothing + FIRST_DEPTH_WEIGHT, unit, some)
             latent[:, some] = first_latents(anchors, prior, table, FIRST_STEPS).double()
         self.share.total(latent)
         blind = DepthTrust(torch.full((self.num_frames,), FIRST_SPREAD, dtype=torch.float64), 1.0, nothing)
-        first = self.measure(cameras, FrozenAnchored(table, latent, self._unit(cameras), blind))[1]
+        first = self.measure(cameras, FrozenAnchored(table, latent, unit, blind))[1]
         second = self.measure(cameras, self.freeze(first))[1]
         return self.freeze(replace(second, round=0))
 
@@ -184,7 +187,8 @@ class AnchoredForm:
         if anchoring.prior == "none":
             return trust
         errors = DepthErrors(self.frame, self._cells, statistics.error, statistics.variance)
-        return weigh_depth(errors, trust.spread)
+        measured = weigh_depth(errors, trust.spread)
+        return replace(measured, weight=anchoring.faith * measured.weight)
 
     @property
     def _cells(self) -> Int[Tensor, " A"]:
@@ -315,8 +319,8 @@ def _inverse_depth(
     corrected = scale * raw + shift
     known = raw.isfinite() & (disparity | (corrected > 0))
     safe = corrected.where(known, torch.ones_like(corrected))
-    rho = torch.where(disparity, safe.clamp_min(0), 1 / safe)
-    by_shift = torch.where(disparity, (safe > 0).double(), -rho.square())
+    rho = torch.where(disparity, safe, 1 / safe)  # a disparity below 0 is as far as can be, and still pulls there
+    by_shift = torch.where(disparity, torch.ones_like(rho), -rho.square())
     by_scale = by_shift * scale * raw.nan_to_num(0.0, 0.0, 0.0)
     return rho, by_scale * known, by_shift * known, known
 

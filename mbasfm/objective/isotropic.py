@@ -55,6 +55,7 @@ class IsotropicForm(WithoutLatents):
     """The paper's residual: one distribution over the graph (fine) or one per star (coarse)."""
 
     can_be_per_star: ClassVar[bool] = True
+    needs_depth: ClassVar[bool] = True
     statistics_types: ClassVar[tuple[type, ...]] = ()
     samples: SampleSource
     num_frames: int

@@ -43,6 +43,8 @@ class Anchoring:
     """The depth map as prior: with measured spread and votes; with a fixed spread and a vote per anchor; not at all."""
     sigma: float = 0.1
     """The fixed spread."""
+    faith: float = 1.0
+    """Factor on the measured prior's weight. With next to none, depth follows the cameras and does not move them."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class Form(Protocol):
 
     can_be_per_star: ClassVar[bool]
     """Whether the kind can have one distribution per star."""
+    needs_depth: ClassVar[bool]
+    """Whether every sample must have a depth."""
     statistics_types: ClassVar[tuple[type, ...]]
     """Classes besides tensors that its statistics consist of, so that a checkpoint may hold them."""
 

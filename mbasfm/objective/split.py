@@ -75,6 +75,7 @@ class SplitForm(WithoutLatents):
     """The residual split at the epipolar line, with a distribution for each part over the graph."""
 
     can_be_per_star: ClassVar[bool] = False
+    needs_depth: ClassVar[bool] = True
     statistics_types: ClassVar[tuple[type, ...]] = (SplitStatistics, NoiseScale)
     samples: SampleSource
     num_frames: int

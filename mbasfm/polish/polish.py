@@ -1,6 +1,6 @@
 """Classical bundle adjustment from our cameras: tracks, triangulation, pycolmap, outlier removal, repeated.
 
-The matches of some tracks are held out. Polish is accepted only if it does not worsen their epipolar distances. Where
+Some tracks are held out. Polish is accepted only if it does not worsen their reprojection into third views. Where
 cameras are known, more matches are found near epipolar lines: among all features of a photograph with little texture
 many look alike, and the ratio test leaves few, but near a line there are fewer rivals.
 """
@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pycolmap
 import torch
-from jaxtyping import Bool, Float32, Float64, Int64, Integer
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
+from jaxtyping import Float32, Int64
 
 from mbasfm.adjust.pose_priors import PosePriors
-from mbasfm.geometry.camera import epipolar_lines, line_distances_px, unit_rays
+from mbasfm.geometry.camera import epipolar_lines, unit_rays
 from mbasfm.geometry.rigid import compose, invert, rotation_angle
-from mbasfm.geometry.subsets import lots, places
 from mbasfm.models.matchers.sift import mutual_nearest
 from mbasfm.polish.colmap_mapper import HELD, MAX_ERROR_PX, Freedom, Mapper, build_model, focals_of, read_back
 from mbasfm.polish.depth import weigh_depth
+from mbasfm.polish.tracks import HeldOut, longest
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
 from mbasfm.types.observations import Keypoints, TwoView
 from mbasfm.types.outcome import NotPolished, Reason
@@ -31,10 +29,8 @@ MAX_PASSES, FAR_DEG = 2, 0.2
 MIN_POINTS = 30
 MIN_LEFT = 0.5
 """Least share of the points that must survive: with fewer, cameras have moved to fit a few."""
-WORSE = 1.15
-"""Factor by which held-out matches may get worse: adjustment has seen them, polish has not."""
-HELD_OUT_SHARE, MAX_HELD_OUT_SHARE = 0.05, 0.2
-MIN_HELD_OUT = 30
+WORSE = 1.02
+"""Factor by which held-out points may get worse in third views: less cannot be told from chance."""
 RATIO = 0.8
 """Largest ratio of the distances of the best and the second-best feature near the line."""
 MIN_SIMILARITY = 0.755
@@ -50,7 +46,7 @@ class Polished:
     reason: Reason[NotPolished] | None
     """Why the cameras were left as they were; None if polish was used."""
     held_out_px: tuple[float, float]
-    """Median epipolar distance of held-out matches before and after."""
+    """Median error of held-out points in third views, before and after."""
     used_depth: bool = False
     """Whether depth was good enough to be adjusted with the tracks."""
 
@@ -65,6 +61,7 @@ class PolishSettings:
     """Settings of polish."""
 
     freedom: Freedom
+    held: HeldOut
     tracks_per_frame: int = 1000
     """Number of tracks per frame, the longest, that bundle adjustment uses."""
     seed: int = 0
@@ -97,10 +94,9 @@ def polish(
     settings: PolishSettings,
 ) -> Polished:
     """Refined cameras of one component, or the same with a reason; the model has all tracks in either case."""
-    mine = _inside(views, frames)
-    split = split_matches(mine, keypoints, settings.tracks_per_frame, settings.seed)
-    before = held_out_error_px(cameras, mine, keypoints, split.held)
-    used = [view.matches[chosen] for view, chosen in zip(mine, split.used, strict=True)]
+    mine, held = _inside(views, frames), settings.held.inside(frames)
+    used = longest(held.used(mine), keypoints, settings.tracks_per_frame, settings.seed)
+    before = held.error_px(cameras)
     reason: Reason[NotPolished] | None = None
     after, polished, prior_focal = float("nan"), cameras, None
     for _ in range(MAX_PASSES):
@@ -121,7 +117,7 @@ def polish(
         if _turned_deg(earlier, polished, mine) < FAR_DEG:
             break
     if reason is None:
-        after = held_out_error_px(polished, mine, keypoints, split.held)
+        after = held.error_px(polished)
         if after > WORSE * before:
             reason = Reason(NotPolished.HELD_OUT_WORSE, (before, after))
     polished = polished if reason is None else cameras
@@ -144,102 +140,6 @@ def _inside(views: Sequence[TwoView], frames: Sequence[int]) -> list[TwoView]:
 def _px(cameras: Cameras, frames: Sequence[int]) -> float:
     """Size of one pixel at a long side of 1024, in pixels of the largest photograph."""
     return float(cameras.intrinsics.sizes[list(frames)].max()) / REFERENCE_LONG_SIDE
-
-
-@dataclass(frozen=True)
-class Split:
-    """For every pair, which of its matches bundle adjustment uses and which are held out to check it."""
-
-    used: list[Bool[np.ndarray, " _"]]
-    held: list[Bool[np.ndarray, " _"]]
-
-
-def split_matches(views: Sequence[TwoView], keypoints: Sequence[Keypoints], tracks_per_frame: int, seed: int) -> Split:
-    """Split with a seeded share of all tracks held out, if there are many; of the rest each frame's longest are used.
-
-    A track is all keypoints that matches connect. Beyond some hundreds per frame further tracks cost time but hardly
-    add precision. A component with two places in one photograph is no track: wrong matches join thousands of keypoints,
-    and one match more or less would decide about all of them at once. It is never held out.
-    """
-    frame, track, size = connect(views, keypoints)
-    first = track[_first_ends(views, keypoints)]
-    number, order = _lots_of_tracks(frame, keypoints, track, seed)
-    share = np.clip(1.5 * MIN_HELD_OUT / max(len(first), 1), HELD_OUT_SHARE, MAX_HELD_OUT_SHARE)
-    held = (number < share) & ~is_doubled(frame, track)
-    held &= held[first].sum() >= MIN_HELD_OUT
-    priority = np.where(held, 0, size) + order
-    chosen = longest_tracks(frame, track, priority, tracks_per_frame) & ~held
-    pieces = np.cumsum([view.num_inliers for view in views])[:-1]
-    return Split(np.split(chosen[first], pieces), np.split(held[first], pieces))
-
-
-def connect(
-    views: Sequence[TwoView], keypoints: Sequence[Keypoints]
-) -> tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"], Int64[np.ndarray, " T"]]:
-    """Frame and track of every keypoint, frame after frame, and the number of keypoints of each track."""
-    num_keypoints = [len(points.pixels) for points in keypoints]
-    offset = _offsets(keypoints)
-    ends = _first_ends(views, keypoints), np.concatenate([offset[view.j] + view.matches[:, 1] for view in views])
-    links = coo_matrix((np.ones(len(ends[0]), dtype=bool), ends), shape=(int(offset[-1]),) * 2)
-    num_tracks, track = connected_components(links, directed=False)
-    frame = np.repeat(np.arange(len(num_keypoints)), num_keypoints)
-    return frame, track.astype(np.int64), np.bincount(track, minlength=num_tracks)
-
-
-def _first_ends(views: Sequence[TwoView], keypoints: Sequence[Keypoints]) -> Int64[np.ndarray, " M"]:
-    """Index of the first keypoint of every match among all keypoints."""
-    offset = _offsets(keypoints)
-    return np.concatenate([offset[view.i] + view.matches[:, 0] for view in views])
-
-
-def _offsets(keypoints: Sequence[Keypoints]) -> Int64[np.ndarray, " _"]:
-    return np.concatenate([[0], np.cumsum([len(points.pixels) for points in keypoints])])
-
-
-def is_doubled(frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"]) -> Bool[np.ndarray, " T"]:
-    """Whether a track has several keypoints in one photograph."""
-    seen, count = np.unique(np.stack([track, frame]), axis=1, return_counts=True)
-    doubled = np.zeros(track.max(initial=-1) + 1, dtype=bool)
-    doubled[seen[0, count > 1]] = True
-    return doubled
-
-
-def _lots_of_tracks(
-    frame: Int64[np.ndarray, " K"], keypoints: Sequence[Keypoints], track: Integer[np.ndarray, " K"], seed: int
-) -> tuple[Float64[np.ndarray, " T"], Float64[np.ndarray, " T"]]:
-    """Two random numbers for every track, determined by its position in its first photograph."""
-    first = np.unique(track, return_index=True)[1]
-    where = places(np.concatenate([points.pixels for points in keypoints])[first])
-    return lots(seed, 0, frame[first], where), lots(seed, 1, frame[first], where)
-
-
-def longest_tracks(
-    frame: Int64[np.ndarray, " K"], track: Integer[np.ndarray, " K"], priority: Float64[np.ndarray, " T"], count: int
-) -> Bool[np.ndarray, " T"]:
-    """Tracks that are among the first ``count``, by priority, of at least one of their frames."""
-    order = np.lexsort((-priority[track], frame))
-    begin = np.searchsorted(frame[order], np.arange(frame.max(initial=0) + 1))
-    rank = np.arange(len(order)) - begin[frame[order]]
-    chosen = np.zeros(len(priority), dtype=bool)
-    chosen[track[order[rank < count]]] = True
-    return chosen
-
-
-def held_out_error_px(
-    cameras: Cameras,
-    views: Sequence[TwoView],
-    keypoints: Sequence[Keypoints],
-    held: Sequence[Bool[np.ndarray, " _"]],
-) -> float:
-    """Median distance of held-out matches to their epipolar lines, at a long side of 1024; robust to mismatches."""
-    distances = []
-    for view, chosen in zip(views, held, strict=True):
-        if not chosen.any():
-            continue
-        ends, (first, second) = (view.i, view.j), view.matches[chosen].T
-        pixels = keypoints[view.i].pixels[first], keypoints[view.j].pixels[second]
-        distances.append(torch.from_numpy(line_distances_px(cameras, ends, pixels)).nan_to_num(nan=torch.inf))
-    return float(torch.cat(distances).median()) if distances else float("nan")
 
 
 def match_along_lines(

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -47,6 +48,7 @@ last to hold it, it would need the interpreter, and if that is shutting down by 
 held here, and at the end the threads are given time to let go of what they hold themselves."""
 _MEMBERS: list[tuple[str, int]] = []
 """Host and process id by rank, so that a lost process can be named."""
+_ALONE = ContextVar("alone", default=False)
 Result = TypeVar("Result")
 
 
@@ -120,7 +122,17 @@ def own_cores() -> int:
 
 
 def _is_many() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return not _ALONE.get() and dist.is_available() and dist.is_initialized()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this process compute as if there were no others, after they have left."""
+    token = _ALONE.set(True)
+    try:
+        yield
+    finally:
+        _ALONE.reset(token)
 
 
 # ----------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ A checkpoint is a small file that one process writes at times, so that adjustmen
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from mbasfm.objective.isotropic import isotropic
 from mbasfm.objective.registry import KINDS
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.polish.polish import Polished
+from mbasfm.polish.tracks import HeldOut
 from mbasfm.runtime.parallel import all_cores, from_main, is_main
 from mbasfm.scene.reconstruction import finite, spread_of
 from mbasfm.sfm.inputs import Given
@@ -44,6 +45,8 @@ from mbasfm.types.outcome import ComponentRow, ImageRow, NoPose, Reason, Residua
 
 FORMAT = 1
 """Version of the file; to be raised when its content, or what adjustment does with it, changes."""
+SETTLING = -1
+"""Number of the last adjustment's checkpoint."""
 SECONDS_BETWEEN = 10.0
 """Seconds of work that a kill may cost; a shorter adjustment leaves no file."""
 CONTENT: list[Any] = [
@@ -128,15 +131,15 @@ def _pieces(item: object) -> Iterable[bytes]:
 
 
 def adjuster(
-    samples: SampleSource, stages: Sequence[Stage], fixed: Fixed, priors: PosePriors | None, folder: Path | None
+    samples: SampleSource, ways: Sequence[Sequence[Stage]], fixed: Fixed, priors: PosePriors | None, folder: Path | None
 ) -> AdjustStart:
-    """A function that adjusts one start, with a checkpoint of each in the folder."""
+    """A function that adjusts one start in one of several ways, with a checkpoint of each run in the folder."""
 
-    def adjust_start(number: int, cameras: Cameras) -> Adjustment:
+    def adjust_start(number: int, cameras: Cameras, way: int) -> Adjustment:
         path = None if folder is None else folder / f"adjust-{number}.pt"
-        journal = FileJournal(path, cameras, samples, stages, fixed, priors)
+        journal = FileJournal(path, cameras, samples, ways[way], fixed, priors)
         with all_cores():
-            return adjust(cameras, samples, stages, fixed, priors, journal)
+            return adjust(cameras, samples, ways[way], fixed, priors, journal)
 
     return adjust_start
 
@@ -231,6 +234,10 @@ def has_parallax(rows: Sequence[ImageRow]) -> bool:
     return not known or max(known) > MIN_PARALLAX_PX
 
 
+Settle = Callable[[Sequence[TwoView], Cameras], Placed]
+"""Adjustment of all cameras on all tracks of the pairs."""
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Input from the user."""
@@ -252,8 +259,12 @@ class Solved:
     """Pairs that agree with one relative pose."""
     graph: Graph
     """Those of them that are edges."""
+    held: HeldOut
+    """Tracks that judge cameras, and that no adjustment sees."""
     placed: Placed | None = None
     """Adjusted cameras; None if nothing could be adjusted."""
+    settle: Settle | None = None
+    """The last adjustment, which is repeated where photographs or matches are added; None where there is none."""
 
 
 def residual_curves(placed: Placed | None, models: Sequence[pycolmap.Reconstruction], inlier_px: float) -> Residuals:

@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64, Integer
 
 from mbasfm.geometry.subsets import lots, places
-from mbasfm.polish.polish import connect, is_doubled
+from mbasfm.polish.tracks import connect, first_of_each, is_doubled, match_ends
 from mbasfm.types.observations import Keypoints, Samples, TwoView
 
+FEW_TRACKS = 200
+"""Tracks per frame that tell which of several starts is the best."""
+LEAST_PER_PAIR = 20
 ROW = 64
 """Samples in a row; an edge with more observations stands in several rows."""
 
@@ -27,12 +30,12 @@ def draw_anchors(
     frame, track, size = connect(views, keypoints)
     pixels = np.concatenate([points.pixels for points in keypoints])
     lot = lots(seed, 0, frame, places(pixels))
-    pairs = _match_ends(views, keypoints)
+    pairs = match_ends(views, keypoints)
     tangled = is_doubled(frame, track)[track]
-    whole = _whole_tracks(frame, track, size, tangled, keypoints, lot)
-    parts = _own_matches(pairs[tangled[pairs[:, 0]]], frame)
-    sightings = whole.join(parts)
-    return _in_rows(_most_seen(sightings, pairs, frame, lot, tracks_per_frame, least_per_pair), frame, keypoints)
+    raw_depth = np.concatenate([points.raw_depth for points in keypoints])
+    whole = _whole_tracks(track, np.flatnonzero((size[track] >= 2) & ~tangled), raw_depth, lot)
+    seen = whole.join(_own_matches(pairs[tangled[pairs[:, 0]]], frame))
+    return _in_rows(_most_seen(seen, frame, lot, (tracks_per_frame, least_per_pair)), frame, keypoints)
 
 
 @dataclass(frozen=True)
@@ -48,21 +51,18 @@ class _Sightings:
             *(np.concatenate(both) for both in zip(vars(self).values(), vars(other).values(), strict=True))
         )
 
-    def only(self, kept: np.ndarray) -> "_Sightings":
+    def only(self, kept: Integer[np.ndarray, " K"] | Bool[np.ndarray, " M"]) -> "_Sightings":
         return _Sightings(*(values[kept] for values in vars(self).values()))
 
 
-def _match_ends(views: Sequence[TwoView], keypoints: Sequence[Keypoints]) -> Int64[np.ndarray, "M 2"]:
-    first = np.concatenate([[0], np.cumsum([len(points.pixels) for points in keypoints])])
-    ends = [np.stack([first[view.i] + view.matches[:, 0], first[view.j] + view.matches[:, 1]], 1) for view in views]
-    return np.concatenate(ends) if ends else np.zeros((0, 2), np.int64)
-
-
-def _whole_tracks(frame, track, size, tangled, keypoints, lot) -> _Sightings:
+def _whole_tracks(
+    track: Int64[np.ndarray, " P"],
+    member: Int64[np.ndarray, " K"],
+    raw_depth: Float32[np.ndarray, " P"],
+    lot: Float64[np.ndarray, " P"],
+) -> _Sightings:
     """Every track from one of its keypoints: one with depth if there is any, else drawn by lot."""
-    raw = np.concatenate([points.raw_depth for points in keypoints])
-    member = np.flatnonzero((size[track] >= 2) & ~tangled)
-    member = member[np.lexsort([lot[member], ~np.isfinite(raw[member]), track[member]])]
+    member = member[np.lexsort([lot[member], ~np.isfinite(raw_depth[member]), track[member]])]
     _, begin, count = np.unique(track[member], return_index=True, return_counts=True)
     anchor = np.repeat(member[begin], count)
     seen = anchor != member
@@ -78,26 +78,19 @@ def _own_matches(pairs: Int64[np.ndarray, "M 2"], frame: Int64[np.ndarray, " P"]
     return _Sightings(anchor, match, (1 / (1 + count[anchor])).astype(np.float32))
 
 
-def _most_seen(seen: _Sightings, pairs, frame, lot, tracks_per_frame: int, least_per_pair: int) -> _Sightings:
+def _most_seen(
+    seen: _Sightings, frame: Int64[np.ndarray, " P"], lot: Float64[np.ndarray, " P"], counts: tuple[int, int]
+) -> _Sightings:
     """The anchors with the most sightings of each frame that is an end of theirs, and some of every pair."""
     count = np.bincount(seen.anchor, minlength=len(frame))
     priority = count + lot
     owner = np.concatenate([seen.anchor, np.unique(seen.anchor)])
     where = frame[np.concatenate([seen.match, np.unique(seen.anchor)])]
     chosen = np.zeros(len(frame), dtype=bool)
-    chosen[owner[_first_of_each(where, priority[owner], tracks_per_frame)]] = True
+    chosen[owner[first_of_each(where, priority[owner], counts[0])]] = True
     edge = frame[seen.anchor] * (frame.max(initial=0) + 1) + frame[seen.match]
-    chosen[seen.anchor[_first_of_each(edge, priority[seen.anchor], least_per_pair)]] = True
+    chosen[seen.anchor[first_of_each(edge, priority[seen.anchor], counts[1])]] = True
     return seen.only(chosen[seen.anchor])
-
-
-def _first_of_each(group: Int64[np.ndarray, " M"], priority: np.ndarray, count: int) -> np.ndarray:
-    """Which rows are among the ``count`` of their group with the highest priority."""
-    order = np.lexsort([-priority, group])
-    begin = np.searchsorted(group[order], group[order])
-    chosen = np.zeros(len(group), dtype=bool)
-    chosen[order[np.arange(len(order)) - begin < count]] = True
-    return chosen
 
 
 def _in_rows(seen: _Sightings, frame: Int64[np.ndarray, " P"], keypoints: Sequence[Keypoints]) -> Samples:

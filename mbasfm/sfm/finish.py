@@ -17,13 +17,13 @@ from mbasfm.geometry.rigid import camera_centers
 from mbasfm.geometry.similarity import Pairs, Similarity, find_up, is_line, robust_similarity, turn_to_z
 from mbasfm.polish.colmap_mapper import Freedom
 from mbasfm.polish.place_by_points import RegisteredFrame, place_by_points
-from mbasfm.polish.polish import Polished, PolishSettings, match_along_lines, polish, triangulate
+from mbasfm.polish.polish import WORSE, Polished, PolishSettings, match_along_lines, polish, triangulate
+from mbasfm.runtime.parallel import alone
 from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction, color_points
-from mbasfm.sfm.adjustment import component_row, find_reasons, has_parallax, image_rows
+from mbasfm.sfm.adjustment import Solved, component_row, find_reasons, has_parallax, image_rows
 from mbasfm.sfm.inputs import World
 from mbasfm.sfm.intrinsics import StartIntrinsics, lenses_of
-from mbasfm.sfm.pairs.edges import Graph
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Observations, TwoView
@@ -46,32 +46,32 @@ class Finishing:
     seed: int = 0
 
 
-def finish(
-    observations: Observations,
-    start: StartIntrinsics,
-    graph: Graph,
-    adjustment: Adjustment | None,
-    priors: PosePriors | None,
-    how: Finishing,
-) -> Reconstruction:
+def finish(solved: Solved, priors: PosePriors | None, how: Finishing) -> Reconstruction:
     """Reconstruction with polished components, second attempts for left-out frames, and an outcome per photograph."""
+    observations, graph = solved.observations, solved.graph
+    adjustment = None if solved.placed is None else solved.placed.adjustment
     count = len(observations.photos)
     reasons = find_reasons(count, graph, adjustment)
     kept = [view for view in graph.views if reasons[view.i] is None and reasons[view.j] is None]
     if adjustment is not None and priors is not None:
         adjustment = anchored(adjustment, torch.from_numpy(find_components(kept, count)), priors)
-    cameras = adjustment.cameras if adjustment is not None else _no_cameras(start, observations)
+    cameras = adjustment.cameras if adjustment is not None else _no_cameras(solved.start, observations)
     with stage("polish") as facts:
-        finished, cameras = _finish_components(observations, start, kept, cameras, priors, how)
+        finished, cameras = _finish_components(solved, kept, cameras, priors, how)
         facts["components"] = [component_row(item) for item in finished]
     with stage("retry") as facts:
         added, cameras = _second_chances(observations, finished, cameras)
         facts["placed"] = len({second.frame for second in added})
-        more = _more_views(observations, kept, added, cameras, how) if how.polish or added else kept
+        more = [*kept, *(view for second in added for view in second.views)]
+        if added:
+            cameras = _settled(solved, more, cameras)
+        if how.polish:
+            near = observations.descriptors, how.max_error_px
+            more = match_along_lines(more, cameras, observations.keypoints, *near)
         facts["matches"] = sum(view.num_inliers for view in more) - sum(view.num_inliers for view in kept)
         if facts["matches"] or added:
             kept = more
-            finished, cameras = _finish_components(observations, start, kept, cameras, priors, how)
+            finished, cameras = _finish_components(solved, kept, cameras, priors, how)
             facts["components"] = [component_row(item) for item in finished]
     for item in finished:
         color_points(item.model, observations.colors)
@@ -83,6 +83,18 @@ def finish(
     _tell(rows, len(finished))
     models = tuple(item.model for item in finished)
     return Reconstruction(names, pose_graph(kept), cameras, registered, numbers, models, report)
+
+
+def _settled(solved: Solved, views: Sequence[TwoView], cameras: Cameras) -> Cameras:
+    """Cameras adjusted once more with photographs that were added, unless third views speak against it.
+
+    One process does it, as the others have left.
+    """
+    if solved.settle is None:
+        return cameras
+    with alone():
+        settled = solved.settle(views, cameras).adjustment.cameras
+    return cameras if solved.held.error_px(settled) > WORSE * solved.held.error_px(cameras) else settled
 
 
 def _tell(rows: Sequence[ImageRow], num_components: int) -> None:
@@ -102,34 +114,38 @@ def _tell(rows: Sequence[ImageRow], num_components: int) -> None:
 
 
 def _finish_components(
-    observations: Observations,
-    start: StartIntrinsics,
-    views: Sequence[TwoView],
-    cameras: Cameras,
-    priors: PosePriors | None,
-    how: Finishing,
+    solved: Solved, views: Sequence[TwoView], cameras: Cameras, priors: PosePriors | None, how: Finishing
 ) -> tuple[list[Polished], Cameras]:
     """Polished components, largest first, and their cameras."""
-    component = find_components(views, len(observations.photos))
+    component = find_components(views, len(solved.observations.photos))
     finished: list[Polished] = []
     for number in range(int(component.max(initial=-1)) + 1):
         frames = np.flatnonzero(component == number).tolist()
         mine = None if priors is None else priors.of(torch.from_numpy(component == number))
-        finished.append(_finish_component(observations, views, cameras, frames, _settings(start, frames, mine, how)))
+        settings = _settings(solved, frames, mine, how)
+        finished.append(_finish_component(solved.observations, views, cameras, frames, settings))
         cameras = finished[-1].cameras
     return finished, cameras
 
 
 def _settings(
-    start: StartIntrinsics, frames: list[int], priors: PosePriors | None, how: Finishing
-) -> PolishSettings | None:
-    """Settings of polish for a component; None if it is switched off."""
+    solved: Solved, frames: list[int], priors: PosePriors | None, how: Finishing
+) -> PolishSettings | NotPolished:
+    """Settings of polish for a component, or why there is none.
+
+    Where all intrinsics are known, points have nothing to add to anchors that have settled.
+    """
+    start = solved.start
     known = bool(start.is_known[frames].all())
+    if not how.polish:
+        return NotPolished.SWITCHED_OFF
+    if known and solved.settle is not None:
+        return NotPolished.NOTHING_TO_ADD
     shared = bool((torch.bincount(start.intrinsics.group)[start.intrinsics.group[frames]] >= MANY_SHARE).all())
     lens = shared if how.lens == "auto" else how.lens in BENT
     is_free = not known and lens
     freedom = Freedom(focal=not known, lens=is_free, model=how.lens if is_free else "auto")
-    return PolishSettings(freedom, how.tracks_per_frame, how.seed, priors) if how.polish else None
+    return PolishSettings(freedom, solved.held, how.tracks_per_frame, how.seed, priors)
 
 
 def _finish_component(
@@ -137,13 +153,13 @@ def _finish_component(
     views: Sequence[TwoView],
     cameras: Cameras,
     frames: list[int],
-    settings: PolishSettings | None,
+    settings: PolishSettings | NotPolished,
 ) -> Polished:
     names = [photo.name for photo in observations.photos]
-    if settings is not None:
+    if isinstance(settings, PolishSettings):
         return polish(names, frames, cameras, views, observations.keypoints, settings)
     model = triangulate(names, frames, cameras, views, observations.keypoints)
-    return Polished(model, cameras, Reason(NotPolished.SWITCHED_OFF), (float("nan"), float("nan")))
+    return Polished(model, cameras, Reason(settings), (float("nan"), float("nan")))
 
 
 def anchored(adjustment: Adjustment, component: Int64[torch.Tensor, " N"], priors: PosePriors) -> Adjustment:
@@ -170,18 +186,6 @@ def _second_chances(
                 pose[frame] = torch.from_numpy(second.cam_from_world)
                 break
     return added, replace(cameras, cam_from_world=pose)
-
-
-def _more_views(
-    observations: Observations,
-    kept: Sequence[TwoView],
-    added: Sequence[RegisteredFrame],
-    cameras: Cameras,
-    how: Finishing,
-) -> list[TwoView]:
-    """Pairs, those of added frames, and matches found along the epipolar lines of all."""
-    views = [*kept, *(view for second in added for view in second.views)]
-    return match_along_lines(views, cameras, observations.keypoints, observations.descriptors, how.max_error_px)
 
 
 def _matches_of(observations: Observations, frame: int) -> dict[int, Int64[np.ndarray, "M 2"]]:

@@ -204,6 +204,10 @@ class Stock:
     plan: Plan
     folder: Path | None
 
+    def keep(self, samples: Samples) -> SampleSource:
+        """The samples."""
+        return samples
+
     def draw(self, views: Sequence[TwoView], keypoints: Sequence[Keypoints], seed: int) -> SampleSource:
         """Samples in memory or, where they are many, on disk, written by one process and read by all."""
         count = self.plan.samples_per_edge

@@ -30,10 +30,11 @@ class NotPolished(Enum):
     """Why a component's cameras were left as adjustment made them."""
 
     SWITCHED_OFF = "switched off"
+    NOTHING_TO_ADD = "intrinsics are known, so that points have nothing to add to adjusted tracks"
     HELD = "the cameras of the older scene stay as they are"
     FEW_POINTS = "only {} points could be triangulated; {} are needed"
     FEW_POINTS_LEFT = "only {} of {} points were left"
-    HELD_OUT_WORSE = "held-out matches got worse, {:.2f} to {:.2f} px"
+    HELD_OUT_WORSE = "held-out points got worse in third views, {:.2f} to {:.2f} px"
     UNKNOWN = "{}"
     """In the words of a report that does not name the kind."""
 

@@ -10,22 +10,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from mbasfm.adjust.adjust import Adjustment
-from mbasfm.geometry.camera import line_distances_px, triangulated_inverse_depth, unit_rays
-from mbasfm.geometry.rigid import compose, invert
-from mbasfm.geometry.subsets import lots, places
-from mbasfm.polish.polish import connect, is_doubled
+from mbasfm.geometry.camera import line_distances_px
+from mbasfm.polish.tracks import HeldOut, Transfers, transfer_errors_px
 from mbasfm.runtime.parallel import from_main
 from mbasfm.sfm.pairs.pose_graph import find_components
 from mbasfm.sfm.start.initialize import initialize_cameras
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Keypoints, TwoView
 
-PER_FRAME = 200
-"""Largest number of points that each frame checks."""
 MIN_TRANSFERS = 30
 """Least number of checks in a component; with fewer it is undecided."""
 DOUBT = 2.0
@@ -36,50 +32,8 @@ MOST = 0.5
 """Share of matches above which a pair contradicts, and of pairs above which a frame is astray."""
 MANY_PAIRS = 5_000
 """Number of pairs beyond which adjustment takes so long that only the most promising start is adjusted."""
-AdjustStart = Callable[[int, Cameras], Adjustment]
-"""Function that adjusts cameras; the number identifies the start."""
-
-
-@dataclass(frozen=True)
-class Transfers:
-    """Tracks in three frames: two triangulate, the third checks."""
-
-    frames: Int64[Tensor, "T 3"]
-    """Frames, first the one that checks."""
-    pixels: Float64[Tensor, "T 3 2"]
-
-
-def find_transfers(views: Sequence[TwoView], keypoints: Sequence[Keypoints], seed: int) -> Transfers:
-    """Transfers that check each observation of a track over three or more frames once, from two others drawn by lot.
-
-    Tracks with two places in one frame are wrong somewhere and left out.
-    """
-    frame, track, size = connect(views, keypoints)
-    pixels = np.concatenate([points.pixels for points in keypoints]).astype(np.float64)
-    number = np.flatnonzero(size[track] >= 3)
-    number = number[~is_doubled(frame, track)[track[number]]]
-    number = number[np.lexsort([lots(seed, 2, frame[number], places(pixels[number])), track[number]])]
-    _, begin, count = np.unique(track[number], return_index=True, return_counts=True)
-    begin, count = np.repeat(begin, count), np.repeat(count, count)
-    place = np.arange(len(number)) - begin
-    triple = np.stack([number[begin + (place + step) % count] for step in range(3)], 1)
-    kept = triple[_first_of_each(frame[triple[:, 0]], lots(seed, 3, frame[number], places(pixels[number])))]
-    return Transfers(torch.from_numpy(frame[kept]), torch.from_numpy(pixels[kept]))
-
-
-def transfer_errors_px(cameras: Cameras, transfers: Transfers) -> Float[Tensor, " T"]:
-    """Distance of each observation from its transferred point [px at a long side of 1024]; infinite behind the camera.
-
-    Inverse depth in the second frame, at least 0, is that with which the point comes nearest to its match in the third.
-    """
-    seen, near, far = transfers.frames.unbind(1)
-    rays = unit_rays(transfers.pixels, cameras.intrinsics, transfers.frames)
-    world_from_near = invert(cameras.cam_from_world[near])
-    far_from_near, seen_from_near = (compose(cameras.cam_from_world[k], world_from_near) for k in (far, seen))
-    inverse_depth = triangulated_inverse_depth(far_from_near, rays[:, 1:2], rays[:, 2:])[:, 0].clamp_min(0.0)
-    point = (seen_from_near[..., :3] @ rays[:, 1, :, None])[..., 0] + inverse_depth[:, None] * seen_from_near[..., 3]
-    error = (point[:, :2] / point[:, 2:] - rays[:, 0, :2]).norm(dim=-1) * cameras.intrinsics.reference_focal[seen]
-    return error.where((point[:, 2] > 0) & error.isfinite(), torch.full_like(error, torch.inf))
+AdjustStart = Callable[[int, Cameras, int], Adjustment]
+"""Function that adjusts cameras, given a number that identifies the run, and which of several ways to take."""
 
 
 def agreement(cameras: Cameras, transfers: Transfers) -> Float64[np.ndarray, " N"]:
@@ -134,13 +88,6 @@ def mix(candidates: Sequence[Cameras], chosen: Int64[np.ndarray, " N"]) -> Camer
     )
 
 
-def _first_of_each(group: Int64[np.ndarray, " M"], lot: Float64[np.ndarray, " M"]) -> Int64[np.ndarray, " K"]:
-    """Rows with the smallest lots of each group, at most PER_FRAME."""
-    order = np.lexsort([lot, group])
-    begin = np.searchsorted(group[order], group[order])
-    return np.sort(order[np.arange(len(order)) - begin < PER_FRAME])
-
-
 def find_astray(
     cameras: Cameras, views: Sequence[TwoView], keypoints: Sequence[Keypoints], limit_px: float
 ) -> Bool[np.ndarray, " N"]:
@@ -182,53 +129,63 @@ class Judge:
 
     views: Sequence[TwoView]
     keypoints: Sequence[Keypoints]
-    transfers: Transfers
+    held: HeldOut
     component: Int64[np.ndarray, " N"]
     limit_px: float
     """Largest distance of a verified match to its epipolar line."""
 
     @staticmethod
-    def build(views: Sequence[TwoView], keypoints: Sequence[Keypoints], limit_px: float, seed: int) -> "Judge":
-        """Judge with the tracks of three frames and the connected components."""
-        transfers = find_transfers(views, keypoints, seed)
-        return Judge(views, keypoints, transfers, find_components(views, len(keypoints)), limit_px)
+    def build(views: Sequence[TwoView], keypoints: Sequence[Keypoints], held: HeldOut, limit_px: float) -> "Judge":
+        """Judge of each connected component by the tracks that were held out."""
+        return Judge(views, keypoints, held, find_components(views, len(keypoints)), limit_px)
 
     def choose(self, candidates: Sequence[Cameras], otherwise: int = 0) -> Int64[np.ndarray, " N"]:
         """Number of the best candidate for each frame, the same throughout a component and on all processes."""
-        return from_main(lambda: choose(candidates, self.transfers, self.component, otherwise))
+        return from_main(lambda: choose(candidates, self.held.transfers, self.component, otherwise))
 
 
-def adjust_best(starts: Sequence[Cameras], run: AdjustStart, judge: Judge | None) -> tuple[Cameras, Adjustment]:
-    """Best start and its adjustment; without a judge, those of the first.
+@dataclass(frozen=True)
+class Winner:
+    """The best of several adjustments."""
 
-    Where components differ in which start is best, their best starts are adjusted together. Then frames that contradict
-    most of their pairs are placed again, once.
+    start: Cameras
+    adjustment: Adjustment
+    way: int = 0
+    """Way of adjustment that was best."""
+
+
+def adjust_best(starts: Sequence[Cameras], num_ways: int, run: AdjustStart, judge: Judge | None) -> Winner:
+    """The best start, adjusted in the best way; without a judge, the first of either.
+
+    Where components differ in which start is best, their best starts are adjusted together, in the way that is best for
+    most frames. Then frames that contradict most of their pairs are placed again, once.
     """
     if judge is None:
-        return starts[0], run(0, starts[0])
+        return Winner(starts[0], run(0, starts[0], 0))
     if len(judge.views) > MANY_PAIRS:
         starts = [mix(starts, judge.choose(starts))]
-    ends = [run(number, cameras) for number, cameras in enumerate(starts)]
+    entries = [(cameras, way) for cameras in starts for way in range(num_ways)]
+    ends = [run(number, cameras, way) for number, (cameras, way) in enumerate(entries)]
     chosen = _best_ends(ends, judge)
+    way = int(np.bincount(chosen % num_ways).argmax())
     if (chosen == chosen[0]).all():
-        best = starts[int(chosen[0])], ends[int(chosen[0])]
+        best = Winner(entries[int(chosen[0])][0], ends[int(chosen[0])], way)
     else:
-        mixed = mix(starts, chosen)
-        best = mixed, run(len(starts), mixed)
-    return _without_astray(*best, lambda cameras: run(len(starts) + 1, cameras), judge)
+        mixed = mix([cameras for cameras, _ in entries], chosen)
+        best = Winner(mixed, run(len(entries), mixed, way), way)
+    return _without_astray(best, lambda cameras: run(len(entries) + 1, cameras, way), judge)
 
 
-def _without_astray(
-    start: Cameras, end: Adjustment, run: Callable[[Cameras], Adjustment], judge: Judge
-) -> tuple[Cameras, Adjustment]:
+def _without_astray(best: Winner, run: Callable[[Cameras], Adjustment], judge: Judge) -> Winner:
     """The better of an end and of another adjustment whose start has stray frames placed again."""
+    end = best.adjustment
     found = from_main(lambda: find_astray(end.cameras, judge.views, judge.keypoints, judge.limit_px))
     if not found.any() or 2 * found.sum() > (judge.component >= 0).sum():
-        return start, end
+        return best
     again = from_main(lambda: place_again(end.cameras, judge.views, judge.keypoints, found))
     ends = [end, run(again)]
     wins = _best_ends(ends, judge)[found] == 1
-    return (again, ends[1]) if wins.mean() > 0.5 else (start, end)
+    return Winner(again, ends[1], best.way) if wins.mean() > 0.5 else best
 
 
 def _best_ends(ends: Sequence[Adjustment], judge: Judge) -> Int64[np.ndarray, " N"]:
