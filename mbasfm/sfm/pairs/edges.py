@@ -32,6 +32,7 @@ from mbasfm.sfm.pairs.pose_graph import (
     find_groups,
     select_edges,
 )
+from mbasfm.sfm.pairs.second_opinion import SecondOpinion
 from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.observations import Observations, TwoView
@@ -280,12 +281,13 @@ def trust_pairs(
     observations: Observations,
     intrinsics: Intrinsics,
     rays: Sequence[Float64[np.ndarray, "_ 3"]],
+    max_error_px: float,
 ) -> Trust:
     """Ask depth, then the pairs that match all they should, then triangles, then what every pair joins."""
     focal = intrinsics.reference_focal.double().numpy()
     sizes, num_frames = intrinsics.sizes.numpy(), len(rays)
     witness = DepthWitness(observations.keypoints, observations.depths, sizes, rays, focal)
-    verdict = judge_pairs(views, witness)
+    verdict = judge_pairs(SecondOpinion(observations, intrinsics, max_error_px).ask(views, witness), witness)
     believed = choose_answers(verdict.views, num_frames)
     sights = Sights(observations.keypoints, rays, intrinsics, observations.is_disparity)
     believed, lookalikes = leave_out_lookalikes(believed, beyond_doubt(believed, verdict), sights)
@@ -319,6 +321,7 @@ def build_graph(
     intrinsics: Intrinsics,
     tree: Tree,
     min_covisibility: float,
+    max_error_px: float,
 ) -> Graph:
     """The edges: pairs that are believed, agree with averaged rotations and see enough in common.
 
@@ -328,6 +331,6 @@ def build_graph(
     views = [view for view in verified if stands_alone(view)]
     if tree == "consistent" and verified:
         rays = rays_of(observations.keypoints, intrinsics)
-        trust = trust_pairs(verified, observations, intrinsics, rays)
+        trust = trust_pairs(verified, observations, intrinsics, rays, max_error_px)
         views = agree_with(trust.views, average_rotations(trust.views, num_frames), rays) if trust.views else []
     return Graph(select_edges(views, num_frames, min_covisibility), trust)
