@@ -32,14 +32,14 @@ from mbasfm.bench.jobs import Job
 from mbasfm.bench.tasks.sfm import StructureFromMotion
 from mbasfm.config import Config
 from mbasfm.geometry.camera import values_at
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.localization.map_source import MapSource, read_map
 from mbasfm.localization.prepared_map import prepare, triangulate_map
 from mbasfm.matching.inference import estimate_depths
 from mbasfm.models.base import load_model
 from mbasfm.models.depth.flat import FlatDepth
 from mbasfm.models.matchers.sift import SiftMatcher
-from mbasfm.scene.depth_fit import DepthFit, fit_depth
+from mbasfm.scene.derived import DepthFit, fit_depth
 from mbasfm.types.observations import DepthEstimate
 
 SCENES = {

@@ -26,7 +26,7 @@ from mbasfm.datasets.pair_lists import ImagePair, PairSets
 from mbasfm.estimators.ransac import RansacSettings, estimate_poses
 from mbasfm.evaluation.metrics import auc, relative_errors
 from mbasfm.geometry.rigid import rotation_angle
-from mbasfm.io.arrays import Arrays, Cache
+from mbasfm.io.files import Arrays, Cache
 from mbasfm.io.images import inspect_photos, read_upright
 from mbasfm.models.base import Matcher, load_model
 from mbasfm.runtime.parallel import in_parallel

@@ -139,8 +139,8 @@ def start(options: Options) -> dict[str, Any]:
     import torch
     from terrain import make_terrain, two_views
 
-    from mbasfm.sfm.pairs.pose_graph import drop_inconsistent, select_edges
-    from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
+    from mbasfm.sfm.pairs.pose_graph import agree_with, drop_inconsistent, select_edges
+    from mbasfm.sfm.start.averaging import average_rotations, rays_of
     from mbasfm.sfm.start.initialize import initialize_cameras
 
     torch.set_num_threads(options.threads)

@@ -27,10 +27,10 @@ from mbasfm.config import Config
 from mbasfm.datasets.base import DatasetScene
 from mbasfm.datasets.plain import Plain
 from mbasfm.evaluation.metrics import pose_auc
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.reconstruct import complete, place
 from mbasfm.runtime.progress import Progress
 from mbasfm.sfm.inputs import UserFiles, read_given

@@ -19,8 +19,8 @@ from mbasfm.localization.result import Localization, Located
 from mbasfm.localize import Map, relocalize
 from mbasfm.pair import PairPose, two_view
 from mbasfm.reconstruct import reconstruct
-from mbasfm.report.page_data import write_report
-from mbasfm.scene.export import export_scene
+from mbasfm.report.record import write_report
+from mbasfm.scene.folder import export_scene
 from mbasfm.scene.reconstruction import Reconstruction
 from mbasfm.types.cameras import Cameras, Fixed, Intrinsics
 from mbasfm.types.observations import PoseGraph, Samples

@@ -29,7 +29,7 @@ from mbasfm.commands.sfm import CONFIG_NAME, Sfm
 from mbasfm.commands.view import View
 from mbasfm.config import PRESETS, Common, Config, Group, LocalizeConfig, grouped
 from mbasfm.errors import ConfigError, MBAError
-from mbasfm.io.text_files import read_config
+from mbasfm.io.files import read_config
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130

@@ -11,7 +11,7 @@ import torch
 from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.config import Config, localizing, stages_of
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.localization.map_source import MapSource, read_map
 from mbasfm.localization.prepared_map import (
     NO_DEPTH,
@@ -27,19 +27,23 @@ from mbasfm.localization.result import Located
 from mbasfm.localize import Map, Placement
 from mbasfm.matching.inference import colors_of
 from mbasfm.matching.observe import load_depth
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.polish.polish import Polished, triangulate
-from mbasfm.report.page_data import write_report
-from mbasfm.report.record import record
+from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress, stage
-from mbasfm.scene.preflight import check_room, refuse_overwriting
-from mbasfm.scene.reconstruction import Reconstruction, color_points, spread_of
+from mbasfm.scene.reconstruction import (
+    Reconstruction,
+    check_room,
+    color_points,
+    refuse_overwriting,
+    spread_of,
+    write_scene,
+)
 from mbasfm.scene.report_file import write_report_json
-from mbasfm.scene.write import write_scene
+from mbasfm.sfm.adjustment import Run, component_row, residual_curves
 from mbasfm.sfm.inputs import held_cameras, input_photos
 from mbasfm.sfm.intrinsics import StartIntrinsics
-from mbasfm.sfm.outcome import Run, component_row, residual_curves
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import DepthEstimate, Keypoints, Observations, Photo, TwoView
@@ -80,7 +84,7 @@ def _extend(
     run = Run(photos, config, observations, start, views, None, residuals, skipped)
     result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
     write_report_json(result.report, output)
-    write_report(output)
+    write_page(result.report, written.models, output)
     return result
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Int64, UInt8
 
 from mbasfm.config import LocalizeConfig
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos, write_image
 from mbasfm.localization.map_source import choose_photos, read_map
 from mbasfm.localization.match_queries import Query, match_each_other, match_queries
@@ -20,7 +20,7 @@ from mbasfm.localization.register import Known, Registered, Settings, register
 from mbasfm.localization.result import Localization, Located
 from mbasfm.localization.starts import unknown_of, with_focals
 from mbasfm.matching.observe import load_depth, load_matchers
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress, active_progress, stage
 from mbasfm.sfm.inputs import cameras_alone, input_photos

@@ -29,13 +29,13 @@ from mbasfm.estimators.two_view import (
 )
 from mbasfm.geometry.camera import pixel_rays, triangulated_inverse_depth
 from mbasfm.geometry.rigid import compose, invert, rotation_angle, scale_translation
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import inspect_photos, with_masks
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress
-from mbasfm.scene.depth_fit import is_constant
+from mbasfm.scene.derived import is_constant
 from mbasfm.sfm.inputs import cameras_alone
 from mbasfm.sfm.intrinsics import StartIntrinsics, focal_source, known_intrinsics
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras, Fixed, Intrinsics

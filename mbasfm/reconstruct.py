@@ -7,23 +7,19 @@ from mbasfm.adjust.diagnosis import inlier_limit_px
 from mbasfm.config import Config, stages_of
 from mbasfm.errors import InputError
 from mbasfm.estimators.two_view import stands_alone
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import looking_in
 from mbasfm.polish.depth import drop_contradictions
-from mbasfm.report.page_data import write_report
-from mbasfm.report.record import record
+from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import from_main, one_core
 from mbasfm.runtime.progress import Progress, say, stage
-from mbasfm.scene.preflight import check_room, refuse_overwriting
-from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.scene.reconstruction import NOTHING_WRITTEN, Reconstruction, check_room, refuse_overwriting, write_scene
 from mbasfm.scene.report_file import write_report_json
-from mbasfm.scene.write import NOTHING_WRITTEN, write_scene
-from mbasfm.sfm.adjust_starts import adjuster
+from mbasfm.sfm.adjustment import Inputs, Placed, Run, Solved, adjuster, residual_curves
 from mbasfm.sfm.finish import Finishing, align_world, finish
 from mbasfm.sfm.inputs import Given, UserFiles, folder_of, input_photos, read_given
 from mbasfm.sfm.intrinsics import known_intrinsics
-from mbasfm.sfm.outcome import Inputs, Placed, Run, Solved, residual_curves
 from mbasfm.sfm.pairs.edges import build_graph, verify_pairs
 from mbasfm.sfm.pairs.pose_graph import find_components
 from mbasfm.sfm.samples import within_budget
@@ -56,7 +52,7 @@ def reconstruct(
         result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
         if output is not None:
             write_report_json(result.report, Path(output))
-            write_report(Path(output))
+            write_page(result.report, written.models, Path(output))
     return result
 
 

@@ -12,23 +12,20 @@ from made_up import make_lens, orbit, photograph, relief
 from PIL import ExifTags, Image
 
 from mbasfm.config import PRESETS, Config
-from mbasfm.io.arrays import Cache
 from mbasfm.io.calibration import read_calibration
 from mbasfm.io.colmap_model import read_model
+from mbasfm.io.files import Cache, read_config, write_config
 from mbasfm.io.images import TIMES_NAME, find_photos, read_small, read_times, read_upright, with_masks
 from mbasfm.io.lists import read_pairs
 from mbasfm.io.poses import read_poses
 from mbasfm.io.priors import read_priors
-from mbasfm.io.text_files import read_config, write_config
 from mbasfm.matching.inference import counts
 from mbasfm.models.depth.files import FilesDepth
 from mbasfm.models.depth.onnx import Sidecar
 from mbasfm.models.matchers.files import FilesMatcher
-from mbasfm.report.page_data import write_report
-from mbasfm.scene.depth_maps import read_depth, write_depth
-from mbasfm.scene.export import export_scene
-from mbasfm.scene.folder import read_scenes
-from mbasfm.scene.ply import read_ply, write_ply
+from mbasfm.report.record import write_report
+from mbasfm.scene.folder import export_scene, read_scenes
+from mbasfm.scene.formats import read_depth, read_ply, write_depth, write_ply
 from mbasfm.types.observations import Photo
 from mbasfm.types.outcome import Cloud
 from mbasfm.viewer.exhibit import read_exhibit

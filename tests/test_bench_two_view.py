@@ -19,7 +19,7 @@ from mbasfm.bench.tasks.two_view import METHODS, TwoView
 from mbasfm.cli import main
 from mbasfm.datasets.pair_lists import PairList, PairSets
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.models.base import ImageMatcher
 from mbasfm.types.observations import PixelMatches
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import HANG_S
 
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 
 
 def test_a_result_is_computed_once(tmp_path):

@@ -12,8 +12,8 @@ from damage import READERS, Reader, colmap_model, damage
 
 import mbasfm
 from mbasfm.errors import InputError, MBAError
-from mbasfm.io.arrays import read_array, read_arrays
 from mbasfm.io.colmap_model import read_model
+from mbasfm.io.files import read_array, read_arrays
 
 SEED = 20
 CASES = 40

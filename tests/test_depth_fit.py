@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mbasfm.scene.depth_fit import DepthFit, depth_edges, fit_depth, is_constant
+from mbasfm.scene.derived import DepthFit, depth_edges, fit_depth, is_constant
 
 
 def made_up_depth(count, seed=0):

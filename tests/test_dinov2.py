@@ -10,11 +10,11 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.choose_pairs import Looks, PairSettings, choose_pairs, retrieval_pairs
 from mbasfm.matching.inference import photo_vectors
-from mbasfm.models import machine
+from mbasfm.models import base
 from mbasfm.models.matchers.dinov2 import REPOSITORIES, Dinov2
 
 transformers = pytest.importorskip("transformers", reason="needs: pip install 'mbasfm[transformers]'")
@@ -41,7 +41,7 @@ def places(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def empty_hub(monkeypatch, tmp_path):
     """What the machine happens to have must not decide."""
-    monkeypatch.delenv(machine.VARIABLE, raising=False)
+    monkeypatch.delenv(base.VARIABLE, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
@@ -74,14 +74,14 @@ def test_vectors_are_computed_once(monkeypatch, places, folder, tmp_path):
 def test_it_goes_before_local_descriptors_and_the_sentence_says_so():
     vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 1]]
     looks, nothing = Looks("DINOv2", lambda: vectors), [np.zeros((5, 0), np.float32)] * 4
-    found, sentence = choose_pairs("retrieval", nothing, False, 0, PairSettings(0, 1), looks)
+    found, sentence = choose_pairs("retrieval", nothing, False, 0, PairSettings(0, 1), lambda: looks)
     assert found.tolist() == retrieval_pairs(vectors, 1).tolist() == [[0, 2], [1, 3]]
     assert "most alike (by DINOv2), as asked for" in str(sentence)
 
 
 def test_few_photographs_need_no_looks():
-    looks = Looks("DINOv2", lambda: pytest.fail("asked for nothing"))
-    assert len(choose_pairs("auto", [np.zeros((5, 2), np.float32)] * 4, False, 0, looks=looks)[0]) == 6
+    features = [np.zeros((5, 2), np.float32)] * 4
+    assert len(choose_pairs("auto", features, False, 0, looks=lambda: pytest.fail("asked for nothing"))[0]) == 6
 
 
 def test_the_command_takes_it_if_it_is_there(places, folder, tmp_path, capsys):
@@ -95,7 +95,7 @@ def test_the_command_takes_it_if_it_is_there(places, folder, tmp_path, capsys):
 
 
 def test_weights_of_something_else_are_refused(monkeypatch, places, tmp_path):
-    monkeypatch.setenv(machine.VARIABLE, str(places))
+    monkeypatch.setenv(base.VARIABLE, str(places))
     assert Dinov2.find() == places / REPOSITORIES[-1]
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(COLOURS))

@@ -93,7 +93,7 @@ from mbasfm.cli import main
 from mbasfm.matching import inference
 from mbasfm.models.matchers.files import FilesMatcher
 from mbasfm.runtime import parallel
-from mbasfm.sfm import adjust_starts
+from mbasfm.sfm import adjustment
 
 log, *arguments = sys.argv[1:]
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -112,7 +112,7 @@ def kill_at(owner, name, last):
     setattr(owner, name, call)
 
 
-def keep(self, progress, work=adjust_starts.FileJournal.keep):
+def keep(self, progress, work=adjustment.FileJournal.keep):
     work(self, progress)
     if parallel.is_main():
         with open(log, "a") as file:
@@ -133,8 +133,8 @@ def audit(event, details):
 
 sys.addaudithook(audit)
 inference._describe = describe
-adjust_starts.SECONDS_BETWEEN = 0
-adjust_starts.FileJournal.keep = keep
+adjustment.SECONDS_BETWEEN = 0
+adjustment.FileJournal.keep = keep
 if attempt < len(victims):
     kill_at(*victims[attempt])
 sys.exit(main(arguments))

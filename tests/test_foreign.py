@@ -11,10 +11,10 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.inference import estimate_depths
-from mbasfm.models import machine
+from mbasfm.models import base
 from mbasfm.models.base import DepthModel, choose_auto, list_models, load_model
 from mbasfm.models.depth import metric3d
 from mbasfm.types.observations import Photo
@@ -36,8 +36,8 @@ IS_METRIC = ("moge", "unidepth")
 @pytest.fixture(autouse=True)
 def clones(monkeypatch, tmp_path):
     """Stand-ins are the only clones, and what they let be found is gone afterwards."""
-    monkeypatch.setenv(machine.CLONES_VARIABLE, str(STANDINS))
-    monkeypatch.delenv(machine.VARIABLE, raising=False)
+    monkeypatch.setenv(base.CLONES_VARIABLE, str(STANDINS))
+    monkeypatch.delenv(base.VARIABLE, raising=False)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("sys.path", [*sys.path])
@@ -126,7 +126,7 @@ def test_moge_does_not_know_what_its_mask_excludes_and_its_first_version_has_no_
     image[:30] = 0
     estimate = load_model("depth", saved["moge"]).estimate(photo(80, 60), image)
     assert np.isnan(estimate.values[:29]).all() and np.isfinite(estimate.values[31:]).all() and estimate.is_metric
-    monkeypatch.setenv(machine.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(base.VARIABLE, str(tmp_path))
     (tmp_path / "moge-vitl").mkdir()
     (tmp_path / "moge-vitl" / "model.pt").write_text("")
     model = load_model("depth", "moge:v1-large")
@@ -142,7 +142,7 @@ def test_metric3d_is_metric_if_the_focal_length_is_known(saved):
 
 
 def test_licences_are_said_for_every_variant(monkeypatch, tmp_path):
-    monkeypatch.setenv(machine.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(base.VARIABLE, str(tmp_path))
     for folder in ("DA3-BASE", "DA3-LARGE-1.1", "unidepth-v2-vitl14", "DUSt3R_ViTLarge_BaseDecoder_512_dpt"):
         (tmp_path / folder).mkdir()
         for file in FILES["dust3r"]:
@@ -162,7 +162,7 @@ def test_what_is_missing_is_said_with_the_command_that_gets_it(monkeypatch, tmp_
         load_model("depth", "dust3r")
     monkeypatch.setattr(metric3d, "find_spec", lambda name: None)
     assert load_missing("metric3d") == "pip install mmengine timm"
-    monkeypatch.setenv(machine.CLONES_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(base.CLONES_VARIABLE, str(tmp_path))
     assert load_missing("metric3d") == f"git clone https://github.com/YvanYin/Metric3D {tmp_path / 'Metric3D'}"
     monkeypatch.setattr("mbasfm.models.clones.find_spec", lambda name: None)
     assert load_missing("dust3r").startswith("git clone --recursive https://github.com/naver/dust3r")
@@ -179,7 +179,7 @@ def test_a_clone_that_cannot_be_imported_is_named(monkeypatch, tmp_path, saved):
     module = tmp_path / "UniDepth" / "unidepth_broken"
     module.mkdir(parents=True)
     (module / "__init__.py").write_text("import no_such_module")
-    monkeypatch.setenv(machine.CLONES_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(base.CLONES_VARIABLE, str(tmp_path))
     from mbasfm.models.depth.unidepth import UniDepth
 
     monkeypatch.setattr(UniDepth, "code", UniDepth.code.__class__("x/UniDepth", modules=("unidepth_broken",)))

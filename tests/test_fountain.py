@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from mbasfm import Config, reconstruct
-from mbasfm.scene.fuse import MAX_DISAGREEMENT
-from mbasfm.scene.ply import read_ply
+from mbasfm.scene.derived import MAX_DISAGREEMENT
+from mbasfm.scene.formats import read_ply
 
 SHARED = Path(__file__).parents[2] / "shared"
 PHOTOS, NETWORK = SHARED / "data" / "strecha_fountain11" / "images", SHARED / "weights" / "tiefenrausch.onnx"

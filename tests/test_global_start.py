@@ -20,8 +20,8 @@ from made_up import (
 )
 from torch import full
 
+from mbasfm.sfm.start.averaging import Edges
 from mbasfm.sfm.start.candidates import global_start
-from mbasfm.sfm.start.directed_pair import Edges
 from mbasfm.sfm.start.lengths import depths_of_pairs, measure_lengths
 
 SCALE = np.array([1.0, 0.5, 2.0, 1.3, 0.8, 3.0, 0.4])

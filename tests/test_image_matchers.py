@@ -13,8 +13,7 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.models.base import ImageMatcher, load_model
-from mbasfm.models.machine import CLONES_VARIABLE, VARIABLE
+from mbasfm.models.base import CLONES_VARIABLE, VARIABLE, ImageMatcher, load_model
 from mbasfm.models.matchers import loftr, network_matcher, roma, transformers_matchers
 from mbasfm.models.matchers.loftr import LoftrMatcher
 from mbasfm.models.matchers.mast3r import Mast3rMatcher

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mbasfm.geometry.camera import values_at
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.inference import describe_photos, estimate_depths, keypoints_of, match_pairs
 from mbasfm.models.base import DepthModel, Matcher

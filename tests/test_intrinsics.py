@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import all_views, compose, make_lens, make_pose, orbit, photograph, relief, true_view
 
-from mbasfm.estimators.focal_votes import FALLBACK_FOCAL, search_focal
 from mbasfm.estimators.two_view import verify
 from mbasfm.geometry.focal import focal_from_points
+from mbasfm.sfm.intrinsics import FALLBACK_FOCAL, search_focal
 
 WIDTH = 1024
 

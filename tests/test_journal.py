@@ -8,8 +8,8 @@ import torch
 
 from mbasfm.adjust.adjust import Adjustment, adjust
 from mbasfm.adjust.stage import COARSE, FINE, SPLIT, Stage
-from mbasfm.sfm import adjust_starts
-from mbasfm.sfm.adjust_starts import FileJournal
+from mbasfm.sfm import adjustment
+from mbasfm.sfm.adjustment import FileJournal
 from mbasfm.sfm.sample_store import create_samples
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import Settings, make_problem
@@ -37,7 +37,7 @@ def scene() -> tuple[Cameras, Samples]:
 
 @pytest.fixture(autouse=True)
 def always_written(monkeypatch):
-    monkeypatch.setattr(adjust_starts, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(adjustment, "SECONDS_BETWEEN", 0.0)
 
 
 def stop_after(
@@ -132,7 +132,7 @@ def test_progress_of_another_problem_or_a_damaged_file_is_not_used(scene, tmp_pa
 
 
 def test_a_short_adjustment_leaves_no_file(scene, tmp_path, monkeypatch):
-    monkeypatch.setattr(adjust_starts, "SECONDS_BETWEEN", 1000.0)
+    monkeypatch.setattr(adjustment, "SECONDS_BETWEEN", 1000.0)
     cameras, samples = scene
     stop_after(-1, tmp_path / "adjust.pt", cameras, samples, CASES["split"])
     assert not list(tmp_path.iterdir())

@@ -1,6 +1,10 @@
-"""Imports point downwards, and mathematics touches no files, no settings of the process and no log."""
+"""Imports point downwards, mathematics touches no files, no settings and no log, and few modules are on one's way."""
 
 import ast
+import re
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -55,10 +59,7 @@ MATHEMATICS = (
     "matching.visual_words",
     "matching.merge_keypoints",
     "polish",
-    "scene.depth_fit",
-    "scene.fuse",
-    "scene.undistort",
-    "scene.framing",
+    "scene.derived",
     "sfm.samples",
     "sfm.pairs.judge",
     "sfm.pairs.pose_graph",
@@ -86,9 +87,13 @@ OUTSIDE_WORLD = {
 
 PAGES = ("reconstruct", "localize", "extend", "pair", "commands", "cli", "bench")
 """Pipelines and edges, which see how a run was set up."""
+MOST_LINES, MOST_MODULES = 350, 16
+"""Of a module, and of a folder."""
+FEWER_THAN = 66
+"""Modules that a photograph crosses."""
 SETTINGS = {"Config", "LocalizeConfig", "Common"}
 SURROUNDINGS = {"Progress", "Cache"}
-NOT_STAGES = ("config", "io.text_files", "io.arrays", "runtime.progress")
+NOT_STAGES = ("config", "io.files", "runtime.progress")
 """Where those are defined, written and read."""
 
 
@@ -172,7 +177,7 @@ def test_every_place_of_mathematics_exists(place):
         ("import mbasfm.adjust.adjust", {"adjust"}),
         ("from mbasfm import synthetic, __version__", {"synthetic", "__init__"}),
         ("from .types import Cameras\nfrom . import cli", {"types", "cli"}),
-        ("def draw():\n    if True:\n        from mbasfm.scene.fuse import fuse", {"scene"}),
+        ("def draw():\n    if True:\n        from mbasfm.scene.derived import fuse", {"scene"}),
         ("import mbasfm", {"__init__"}),
         ("from mbasfm.io import images", {"io"}),
         ("import mbasfmother", set()),
@@ -206,3 +211,22 @@ def test_a_stage_takes_the_values_it_uses_not_how_the_run_was_set_up(module):
 def test_a_stage_that_takes_settings_would_be_found():
     source = "def stage(views: list[int], config: Config, cache: Cache | None = None) -> Progress: ..."
     assert arguments_of(source) == [("stage", {"list", "int", "Config", "Cache"})]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_is_not_too_long_to_be_read_at_once(module):
+    assert len(source_of(module).splitlines()) <= MOST_LINES
+
+
+def test_a_folder_can_be_seen_at_a_glance():
+    folders = Counter(module.rpartition(".")[0] for module in MODULES if not module.endswith("__init__"))
+    assert not {folder: count for folder, count in folders.items() if count > MOST_MODULES}
+
+
+def test_a_photograph_crosses_few_modules_and_there_is_no_way_back():
+    script = FOLDER.parent / "benchmarks" / "modules_crossed.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    crossed = re.findall(r"^  ([\w/]+)\.py$", done.stdout, re.MULTILINE)
+    assert 0 < len(crossed) < FEWER_THAN
+    assert set(crossed) <= {module.replace(".", "/") for module in MODULES}
+    assert "io/colmap_model" not in crossed, "what was just written is read again"

@@ -25,7 +25,7 @@ from mbasfm.geometry.fisheye import (
     undistort_fisheye,
 )
 from mbasfm.polish.colmap_mapper import Freedom, camera_of
-from mbasfm.scene.undistort import undistort_image, undistort_map
+from mbasfm.scene.derived import undistort_image, undistort_map
 from mbasfm.types.cameras import Intrinsics
 
 FISH = (0.05, -0.01, 0.003, -0.0004)

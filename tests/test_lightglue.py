@@ -10,8 +10,7 @@ from test_models import photo
 from test_xfeat import view
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.models.base import Matcher, load_model
-from mbasfm.models.machine import VARIABLE
+from mbasfm.models.base import VARIABLE, Matcher, load_model
 from mbasfm.models.matchers import lightglue
 from mbasfm.models.matchers.lightglue import AlikedMatcher, DiskMatcher, LightGlueMatcher
 from mbasfm.types.observations import Features

@@ -21,7 +21,7 @@ from made_up import (
 from mbasfm import Config, reconstruct
 from mbasfm.evaluation.metrics import pair_errors
 from mbasfm.io.poses import read_poses
-from mbasfm.sfm.pairs.lookalikes import Sights, distances_astray, leave_out_lookalikes, missing_shares
+from mbasfm.sfm.pairs.doubts import Sights, distances_astray, leave_out_lookalikes, missing_shares
 
 SHARED = Path(__file__).parents[2] / "shared"
 HOUSE, PERIOD = 150, 6.0

@@ -11,10 +11,10 @@ from helpers import photograph_room
 
 from mbasfm.cli import main
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.inference import estimate_depths
-from mbasfm.models import base, machine
+from mbasfm.models import base
 from mbasfm.models.base import DepthModel, choose_auto, load_model
 from mbasfm.models.depth import network_depth, transformers_depth
 from mbasfm.models.depth.transformers_depth import network_size
@@ -120,7 +120,7 @@ def saved(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(autouse=True)
 def empty_hub(monkeypatch, tmp_path):
     """What the machine happens to have must not decide."""
-    monkeypatch.delenv(machine.VARIABLE, raising=False)
+    monkeypatch.delenv(base.VARIABLE, raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
@@ -177,7 +177,7 @@ def test_half_precision_is_near_to_single_and_cached_apart(monkeypatch, saved, n
     """As on a GPU: eight at a time; the CPU stands in for it."""
     images = [noise(160, 120, seed) for seed in range(2)]
     exact = load_model("depth", f"{name}:{saved[name]}")
-    monkeypatch.setattr(machine, "is_fast", lambda device: True)
+    monkeypatch.setattr(base, "is_fast", lambda device: True)
     monkeypatch.setattr(network_depth, "is_fast", lambda device: True)
     model = load_model("depth", f"{name}:{saved[name]}")
     assert model.key != exact.key and model.batch_size == 8 and not model.cpu_seconds
@@ -239,7 +239,7 @@ def test_weights_are_found_below_the_folder_and_their_absence_says_how_to_get_th
     command = "hf download depth-anything/Depth-Anything-V2-Small-hf"
     with pytest.raises(InputError, match=f"not on this machine; get them: {command}"):
         load_model("depth", "depth-anything-v2")
-    monkeypatch.setenv(machine.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(base.VARIABLE, str(tmp_path))
     with pytest.raises(InputError, match=f"{command} .*--local-dir {tmp_path}/depth-anything"):
         load_model("depth", "depth-anything-v2:small")
     with pytest.raises(InputError, match="Metric-Indoor-Large-hf"):
@@ -263,7 +263,7 @@ def test_the_cache_of_the_hub_is_found(tmp_path):
 def test_auto_takes_the_permissive_one_that_is_there_and_says_so(monkeypatch, tmp_path):
     spec, sentence = choose_auto("depth")
     assert spec == "flat" and "--depth depth-anything-v2 (first: hf download" in sentence
-    monkeypatch.setenv(machine.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(base.VARIABLE, str(tmp_path))
     save(tmp_path / "DepthPro-hf", "depth-pro")
     assert choose_auto("depth")[0] == "flat"
     save(tmp_path / "zoedepth-nyu-kitti", "zoedepth")

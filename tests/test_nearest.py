@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mbasfm.models.matchers.mutual_nearest import MIN_FOR_CELLS, mutual_nearest
+from mbasfm.models.matchers.sift import MIN_FOR_CELLS, mutual_nearest
 
 
 def unit(rows):

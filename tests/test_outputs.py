@@ -17,16 +17,21 @@ from mbasfm.errors import InputError
 from mbasfm.io.images import find_photos, read_upright
 from mbasfm.polish.colmap_mapper import HELD, camera_of
 from mbasfm.polish.polish import triangulate
-from mbasfm.scene.depth_maps import depth_image, depth_unit, inverse_image, read_depth, stems_of, thinned
-from mbasfm.scene.export import KINDS, export_scene
-from mbasfm.scene.fuse import MIN_SHARED, NUM_NEIGHBOURS, neighbours_of
-from mbasfm.scene.nerfstudio import Companions, transforms
-from mbasfm.scene.ply import read_ply
-from mbasfm.scene.preflight import refuse_overwriting
-from mbasfm.scene.reconstruction import Reconstruction
+from mbasfm.scene.derived import MIN_SHARED, NUM_NEIGHBOURS, neighbours_of, undistort_model
+from mbasfm.scene.folder import KINDS, export_scene
+from mbasfm.scene.formats import (
+    Companions,
+    depth_image,
+    depth_unit,
+    inverse_image,
+    read_depth,
+    read_ply,
+    stems_of,
+    thinned,
+    transforms,
+)
+from mbasfm.scene.reconstruction import Reconstruction, refuse_overwriting, with_written, write_scene
 from mbasfm.scene.report_file import write_report_json
-from mbasfm.scene.undistort import undistort_model
-from mbasfm.scene.write import with_written, write_scene
 from mbasfm.sfm.inputs import held_cameras
 from mbasfm.sfm.pairs.pose_graph import pose_graph
 from mbasfm.types.observations import DepthEstimate, Observations
@@ -291,7 +296,7 @@ def test_little_memory_gives_the_same_files(scene, monkeypatch):
     paths = [folder / "scene" / path for paths in report["outputs"].values() for path in paths]
     before = {path: path.read_bytes() for path in paths}
     monkeypatch.setattr("mbasfm.scene.folder.MAPS_IN_MEMORY", 1)
-    monkeypatch.setattr("mbasfm.scene.fuse.VIEWS_AT_ONCE", 2)
+    monkeypatch.setattr("mbasfm.scene.derived.VIEWS_AT_ONCE", 2)
     export_scene(folder / "scene")
     assert {path: path.read_bytes() for path in paths} == before
 
@@ -299,7 +304,7 @@ def test_little_memory_gives_the_same_files(scene, monkeypatch):
 def test_neighbours_are_those_that_share_most_points(monkeypatch):
     generator = np.random.default_rng(0)
     seen = [np.flatnonzero(generator.random(200) < share) for share in generator.uniform(0.0, 0.6, 11)]
-    monkeypatch.setattr("mbasfm.scene.fuse.VIEWS_AT_ONCE", 3)
+    monkeypatch.setattr("mbasfm.scene.derived.VIEWS_AT_ONCE", 3)
     for own, found in enumerate(neighbours_of(seen)):
         shared = {k: len(np.intersect1d(seen[own], seen[k])) for k in range(11) if k != own}
         ranked = sorted((k for k in shared if shared[k] >= MIN_SHARED), key=lambda k: (-shared[k], k))

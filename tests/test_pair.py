@@ -18,7 +18,7 @@ from mbasfm.estimators.focal_ransac import estimate_with_focal
 from mbasfm.estimators.ransac import RansacSettings
 from mbasfm.estimators.sampson import MatchBatch
 from mbasfm.geometry.rigid import exp_so3, rotation_angle
-from mbasfm.report.pictures import match_picture
+from mbasfm.report.figures import match_picture
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0

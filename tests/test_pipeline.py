@@ -16,8 +16,8 @@ from PIL import Image
 from mbasfm import Config, pose_auc, reconstruct
 from mbasfm.cli import main
 from mbasfm.errors import ConfigError, InputError
+from mbasfm.io.files import read_config, write_config
 from mbasfm.io.images import find_photos
-from mbasfm.io.text_files import read_config, write_config
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, merge, observe, weak_frames
 from mbasfm.models.base import JOINT
 from mbasfm.reconstruct import place

@@ -10,8 +10,7 @@ from scipy.spatial.transform import Rotation
 
 from mbasfm.errors import InputError
 from mbasfm.io.poses import PoseFile, read_poses
-from mbasfm.scene.nerfstudio import Companions, transforms
-from mbasfm.scene.tum import tum_text
+from mbasfm.scene.formats import Companions, transforms, tum_text
 from mbasfm.types.outcome import View
 
 FOUNTAIN = Path(__file__).parents[2] / "shared" / "data" / "strecha_fountain11" / "gt.json"

@@ -19,15 +19,21 @@ from mbasfm.cli import main
 from mbasfm.errors import InputError
 from mbasfm.models.depth.flat import FlatDepth
 from mbasfm.objective.reference import isotropic_residuals
-from mbasfm.report.charts import decade_axis, round_axis
+from mbasfm.report.figures import color_depth, decade_axis, depth_picture, round_axis
 from mbasfm.report.page import render_page, script_json
-from mbasfm.report.page_data import MAX_POINTS, component_view, page_data, residual_curves, thumbnails
-from mbasfm.report.pictures import color_depth, depth_picture
-from mbasfm.report.record import MAX_STEPS, step_columns
+from mbasfm.report.record import (
+    MAX_POINTS,
+    MAX_STEPS,
+    component_view,
+    page_data,
+    residual_curves,
+    step_columns,
+    thumbnails,
+)
 from mbasfm.report.verdict import judge
-from mbasfm.scene.framing import upright
+from mbasfm.scene.derived import upright
 from mbasfm.scene.report_file import read_report
-from mbasfm.sfm.outcome import HISTOGRAM, sample_histograms, track_errors_px
+from mbasfm.sfm.adjustment import HISTOGRAM, sample_histograms, track_errors_px
 from mbasfm.types.observations import DepthEstimate, Samples
 from mbasfm.types.outcome import (
     Bridge,
@@ -360,7 +366,7 @@ def test_nothing_registered_gives_a_page_too(nothing):
 
 
 def test_names_cannot_become_elements(made):
-    data = page_data(made[0] / "scene", read_report(made[0] / "scene"))
+    data = page_data(read_report(made[0] / "scene"), [], made[0] / "scene")
     plain = Page(render_page(data))
     data["images"][0]["name"] = data["title"] = NASTY
     data["images"][8]["reason"] = NASTY

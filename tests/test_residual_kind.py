@@ -26,8 +26,8 @@ from mbasfm.evaluation.metrics import twists_to_truth
 from mbasfm.geometry.rigid import compose, exp_se3
 from mbasfm.objective.registry import KINDS
 from mbasfm.objective.residual_kind import Form, WithoutLatents
-from mbasfm.sfm import adjust_starts
-from mbasfm.sfm.adjust_starts import FileJournal
+from mbasfm.sfm import adjustment
+from mbasfm.sfm.adjustment import FileJournal
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import MatchError, Settings
 from mbasfm.synthetic.problem import make_problem as make_scene
@@ -148,7 +148,7 @@ def test_a_refused_step_changes_no_latent(registered, scene, minimum, monkeypatc
 
 def test_latents_outlive_an_interruption(registered, scene, tmp_path, monkeypatch):
     """Stopped after two steps, adjustment goes on with the offsets it had, and ends the same bit for bit."""
-    monkeypatch.setattr(adjust_starts, "SECONDS_BETWEEN", -1.0)
+    monkeypatch.setattr(adjustment, "SECONDS_BETWEEN", -1.0)
     _, start, samples = scene
     journal = FileJournal(tmp_path / "adjust.pt", start, samples)
     adjust(start, samples, replace(STAGE, max_steps=2), POSES_ONLY, journal=journal)

@@ -36,7 +36,7 @@ import sys
 from mbasfm.cli import main
 from mbasfm.matching import inference
 from mbasfm.runtime import progress as progress_module
-from mbasfm.sfm import adjust_starts
+from mbasfm.sfm import adjustment
 from mbasfm.sfm.pairs import edges
 
 log, *stages = sys.argv[1].split("|")
@@ -56,8 +56,8 @@ def logged(module, name):
 
 for module, name in ((inference, "_describe"), (inference, "_estimate"), (edges, "propose")):
     logged(module, name)
-adjust_starts.SECONDS_BETWEEN = 0
-keep = adjust_starts.FileJournal.keep
+adjustment.SECONDS_BETWEEN = 0
+keep = adjustment.FileJournal.keep
 
 
 def keep_and_kill(self, progress):
@@ -69,7 +69,7 @@ def keep_and_kill(self, progress):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-adjust_starts.FileJournal.keep = keep_and_kill
+adjustment.FileJournal.keep = keep_and_kill
 for number, stage in enumerate((*stages, "")):
     child = os.fork()  # before anything is computed here, so that nothing but memory is inherited
     if child == 0:

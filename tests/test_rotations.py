@@ -21,8 +21,8 @@ from made_up import (
 )
 from margins import assert_below
 
-from mbasfm.sfm.pairs.pose_graph import drop_inconsistent
-from mbasfm.sfm.start.averaging import _directions, agree_with, average_positions, average_rotations, rays_of
+from mbasfm.sfm.pairs.pose_graph import _directions, agree_with, drop_inconsistent
+from mbasfm.sfm.start.averaging import average_positions, average_rotations, rays_of
 
 MADE = photograph(relief(120, 0), orbit(8, step_deg=12.0), make_lens(distortion=(-0.1, 0.02, 0, 0)), 0)
 

@@ -19,9 +19,9 @@ from made_up import (
 )
 from scipy.interpolate import NearestNDInterpolator
 
-from mbasfm.estimators.lifted_pose import agree_with_pose, with_lifted_pose
+from mbasfm.estimators.absolute import agree_with_pose, with_lifted_pose
+from mbasfm.sfm.pairs.doubts import SecondOpinion
 from mbasfm.sfm.pairs.judge import DepthWitness
-from mbasfm.sfm.pairs.second_opinion import SecondOpinion
 from mbasfm.sfm.start.averaging import rays_of
 from mbasfm.types.observations import DepthEstimate, Observations
 

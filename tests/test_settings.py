@@ -12,7 +12,7 @@ from mbasfm import cli
 from mbasfm.cli import main
 from mbasfm.config import GROUPS, PRESETS, Common, Config, LocalizeConfig, grouped
 from mbasfm.errors import ConfigError
-from mbasfm.io.text_files import read_config, write_config
+from mbasfm.io.files import read_config, write_config
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "settings.md"
 FIRST = Config(

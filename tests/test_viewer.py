@@ -18,8 +18,8 @@ from test_pipeline import FOCAL, settings, write_scene
 from mbasfm import reconstruct
 from mbasfm.cli import main
 from mbasfm.errors import InputError
-from mbasfm.scene.depth_maps import write_depth
-from mbasfm.scene.framing import DIRECTION, overview, stand_up
+from mbasfm.scene.derived import DIRECTION, overview, stand_up
+from mbasfm.scene.formats import write_depth
 from mbasfm.viewer.exhibit import (
     BY_ERROR,
     BY_INLIERS,

@@ -9,15 +9,15 @@ import pytest
 from PIL import Image
 
 from mbasfm.cli import main
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.matching.image_matching import match_as_images
 from mbasfm.matching.inference import estimate_depths
 from mbasfm.matching.observe import warn_if_pairs_are_slow, warn_if_slow
-from mbasfm.models import base, machine
-from mbasfm.models.base import DepthModel, ImageMatcher, choose_auto
+from mbasfm.models import base, weights
+from mbasfm.models.base import DepthModel, ImageMatcher, choose_auto, is_online, looking_in
 from mbasfm.models.depth import network_depth
 from mbasfm.models.depth.depth_anything import DepthAnythingV2
-from mbasfm.models.machine import clone_command, fetch_command, find_clone, find_snapshot, is_online, looking_in
+from mbasfm.models.weights import clone_command, fetch_command, find_clone, find_snapshot
 from mbasfm.runtime.progress import Progress
 from mbasfm.types.observations import DepthEstimate, Photo, PixelMatches
 
@@ -27,7 +27,7 @@ SMALL = "depth-anything/Depth-Anything-V2-Small-hf"
 @pytest.fixture(autouse=True)
 def nothing_there(monkeypatch, tmp_path):
     """What the machine happens to have must not decide."""
-    for variable in (machine.VARIABLE, machine.CLONES_VARIABLE):
+    for variable in (base.VARIABLE, base.CLONES_VARIABLE):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "hub"))
     if network_depth.find_snapshot(SMALL) is not None:
@@ -36,7 +36,7 @@ def nothing_there(monkeypatch, tmp_path):
 
 def make_snapshot(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    for name in machine.NEEDED:
+    for name in weights.NEEDED:
         (folder / name).write_text("{}")
     return folder
 
@@ -45,7 +45,7 @@ def test_the_option_goes_before_the_variable(monkeypatch, tmp_path):
     by_variable = make_snapshot(tmp_path / "variable" / SMALL)
     by_option = make_snapshot(tmp_path / "option" / SMALL.partition("/")[2])
     assert find_snapshot(SMALL) is None
-    monkeypatch.setenv(machine.VARIABLE, str(tmp_path / "variable"))
+    monkeypatch.setenv(base.VARIABLE, str(tmp_path / "variable"))
     assert find_snapshot(SMALL) == by_variable
     with looking_in(str(tmp_path / "option")):
         assert find_snapshot(SMALL) == by_option
@@ -88,7 +88,7 @@ def test_clones_are_found_under_the_names_that_people_and_torch_hub_give_them(mo
     assert clone_command("naver/dust3r", "--recursive ") == command
     (tmp_path / "a" / place).mkdir(parents=True)
     (tmp_path / "a" / "naver_dust3r2").mkdir()
-    monkeypatch.setenv(machine.CLONES_VARIABLE, str(tmp_path / "a"))
+    monkeypatch.setenv(base.CLONES_VARIABLE, str(tmp_path / "a"))
     assert find_clone("naver/dust3r") == tmp_path / "a" / place
     assert clone_command("naver/dust3r").endswith(str(tmp_path / "a" / "dust3r"))
     (tmp_path / "b" / "dust3r").mkdir(parents=True)
@@ -135,10 +135,10 @@ def test_what_the_hub_says_becomes_a_sentence(monkeypatch, tmp_path):
         raise OSError("no route\nto the hub")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
-    assert machine.fetch_snapshot(SMALL) == "no route"
+    assert weights.fetch_snapshot(SMALL) == "no route"
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, local_dir, **rest: make_snapshot(local_dir))
     with looking_in(str(tmp_path)):
-        assert machine.fetch_snapshot(SMALL) == "" and find_snapshot(SMALL) == tmp_path / SMALL
+        assert weights.fetch_snapshot(SMALL) == "" and find_snapshot(SMALL) == tmp_path / SMALL
 
 
 class Unsure(DepthModel):

@@ -10,7 +10,7 @@ from mbasfm.adjust.stage import COARSE, Stage
 from mbasfm.objective.distribution import Binning, add_bins, distribution_from_counts
 from mbasfm.objective.edge_block import blocks
 from mbasfm.objective.isotropic import isotropic
-from mbasfm.objective.noise import RATIO_BINNING, estimate_noise
+from mbasfm.objective.reference import RATIO_BINNING, estimate_noise
 from mbasfm.objective.registry import KINDS
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.objective.split import SplitForm, split

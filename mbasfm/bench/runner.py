@@ -17,7 +17,7 @@ from mbasfm import __version__
 from mbasfm.bench.jobs import Job
 from mbasfm.bench.tasks.registry import find_task
 from mbasfm.errors import InputError
-from mbasfm.io.text_files import plain_json, write_text
+from mbasfm.io.files import plain_json, write_text
 
 Record = dict[str, Any]
 """Content of the JSON file of a run."""

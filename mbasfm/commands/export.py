@@ -6,7 +6,7 @@ from typing import Literal
 
 import tyro
 
-from mbasfm.scene.export import KINDS, Kind, export_scene
+from mbasfm.scene.folder import KINDS, Kind, export_scene
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mbasfm.models.base import list_models
-from mbasfm.models.machine import looking_in
+from mbasfm.models.base import list_models, looking_in
 
 
 @dataclass(frozen=True)

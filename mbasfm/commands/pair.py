@@ -13,7 +13,7 @@ from mbasfm.config import Config
 from mbasfm.errors import ConfigError
 from mbasfm.io.images import read_upright, write_image
 from mbasfm.pair import Estimator, PairPose, two_view
-from mbasfm.report.pictures import match_picture
+from mbasfm.report.figures import match_picture
 from mbasfm.runtime.progress import Progress
 from mbasfm.types.outcome import FocalSource
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import tyro
 
-from mbasfm.report.page_data import write_report
+from mbasfm.report.record import write_report
 
 
 @dataclass(frozen=True)

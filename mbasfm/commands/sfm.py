@@ -11,7 +11,7 @@ from rich.console import Console
 from mbasfm.config import Config, Preset
 from mbasfm.errors import ConfigError
 from mbasfm.extend import extend
-from mbasfm.io.text_files import write_config
+from mbasfm.io.files import write_config
 from mbasfm.reconstruct import reconstruct, solve
 from mbasfm.runtime import parallel
 from mbasfm.runtime.progress import Progress

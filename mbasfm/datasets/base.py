@@ -11,8 +11,8 @@ from jaxtyping import Float32, Float64
 from mbasfm.config import Grouping
 from mbasfm.errors import InputError
 from mbasfm.io.colmap import StoredCamera, numbered_lines
+from mbasfm.io.files import line_of
 from mbasfm.io.poses import PoseFile, invert_pose
-from mbasfm.io.text_files import line_of
 
 MAX_FOCAL_RATIO = 1.01
 """Focal lengths that differ by a larger factor belong to different cameras."""

@@ -13,8 +13,8 @@ from jaxtyping import Float64
 
 from mbasfm.datasets.base import DatasetScene, Published, scene_of_poses
 from mbasfm.errors import InputError
+from mbasfm.io.files import line_of, read_json
 from mbasfm.io.poses import PoseFile, invert_pose, read_poses
-from mbasfm.io.text_files import line_of, read_json
 
 PUBLISHED = Published("FastMap's collection", "https://huggingface.co/datasets/whc/fastmap_sfm")
 TRUTHS = ("ground_truths", "ground_truth", "gt")

@@ -20,8 +20,8 @@ from mbasfm.datasets.base import DatasetScene, Published, numbers_of
 from mbasfm.datasets.plain import Plain
 from mbasfm.errors import InputError
 from mbasfm.io.colmap import StoredCamera, numbered_lines, stored_camera
+from mbasfm.io.files import line_of, read_json
 from mbasfm.io.poses import nearest_rotation
-from mbasfm.io.text_files import line_of, read_json
 
 JSON_LIST, A_KEY = "pairs.json", '"a"'
 LISTS = ("pairs_calibrated.txt", "scannet_test_pairs_with_gt.txt", JSON_LIST)

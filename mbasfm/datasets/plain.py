@@ -12,8 +12,8 @@ import numpy as np
 from mbasfm.datasets.base import IMAGE_ENDINGS, DatasetScene, Published, scene_of_poses
 from mbasfm.errors import InputError
 from mbasfm.io.colmap import is_number
+from mbasfm.io.files import line_of, read_json
 from mbasfm.io.poses import PoseFile, read_poses
-from mbasfm.io.text_files import line_of, read_json
 
 PUBLISHED = Published("the plain form", "docs/evaluation.md, which says what to put there")
 

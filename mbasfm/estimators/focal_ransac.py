@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from mbasfm.estimators.focal_votes import MAX_FOCAL, MIN_FOCAL
 from mbasfm.estimators.ransac import RansacSettings, RelativePoses, estimate_poses, finish_poses
 from mbasfm.estimators.sampson import MatchBatch
+from mbasfm.geometry.focal import MAX_FOCAL, MIN_FOCAL
 
 NUM_COARSE, NUM_FINE = 20, 11
 NARROWING = (1.2, 1.05, 1.012)

@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Float32
 
+MIN_FOCAL, MAX_FOCAL = 0.3, 6.0
+"""Range of focal lengths that are searched [image widths (long side)]."""
 MAX_RAYS, NUM_PROPOSALS, RAY_TOLERANCE = 20_000, 200, 0.01
 """Of a point map: number of judging pixels, of proposing ones, and how far off a point may be seen [long sides]."""
 

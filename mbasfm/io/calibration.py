@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from mbasfm.errors import InputError
 from mbasfm.io.colmap import UNDISTORT, StoredCamera, is_number, read_cameras, read_images, stored_camera
+from mbasfm.io.files import read_json
 from mbasfm.io.names import join_names
-from mbasfm.io.text_files import read_json
 from mbasfm.types.observations import Photo
 
 Value = TypeVar("Value")

@@ -18,8 +18,7 @@ from jaxtyping import Bool, UInt8
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import MOST_EXPANSION
-from mbasfm.io.text_files import read_json
+from mbasfm.io.files import MOST_EXPANSION, read_json
 from mbasfm.types.observations import Photo
 from mbasfm.types.outcome import SkippedFile
 

@@ -25,8 +25,8 @@ from mbasfm.io.colmap import (
     read_images,
     stored_camera,
 )
+from mbasfm.io.files import line_of, read_json
 from mbasfm.io.names import join_names
-from mbasfm.io.text_files import line_of, read_json
 
 TUM_NUMBERS, KITTI_NUMBERS = 7, 12
 FILE_PATH = '"file_path"'

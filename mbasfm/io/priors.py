@@ -12,10 +12,10 @@ from jaxtyping import Float64
 
 from mbasfm.errors import InputError
 from mbasfm.io.colmap import is_number
+from mbasfm.io.files import read_json
 from mbasfm.io.gps import gps_positions, local_positions
 from mbasfm.io.names import join_names
 from mbasfm.io.poses import read_poses
-from mbasfm.io.text_files import read_json
 from mbasfm.types.observations import Photo
 
 POSITION, PLACE = ("x", "y", "z"), ("latitude", "longitude", "altitude")

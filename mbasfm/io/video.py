@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from mbasfm.errors import InputError
+from mbasfm.io.files import write_text
 from mbasfm.io.images import TIMES_NAME, read_times
-from mbasfm.io.text_files import write_text
 
 SMALL_SIDE_PX = 320
 STEP = 0.08

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from mbasfm.errors import InputError
 from mbasfm.geometry.camera import line_distances_px, unproject, values_at
 from mbasfm.geometry.rigid import invert, transform
-from mbasfm.io.arrays import active_cache
+from mbasfm.io.files import active_cache
 from mbasfm.localization.map_source import MapSource
 from mbasfm.matching.choose_pairs import exhaustive_pairs, retrieval_pairs
 from mbasfm.matching.image_matching import Indices, match_as_images
@@ -28,7 +28,7 @@ from mbasfm.models.base import DepthModel, ImageMatcher, Matcher
 from mbasfm.models.depth.files import FilesDepth
 from mbasfm.polish.polish import triangulate
 from mbasfm.runtime.progress import each, stage
-from mbasfm.scene.depth_fit import MIN_POINTS_SCALE, DepthFit, fit_depth
+from mbasfm.scene.derived import MIN_POINTS_SCALE, DepthFit, fit_depth
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import DepthEstimate, Features, Keypoints, Photo, TwoView
 

@@ -11,8 +11,8 @@ import numpy as np
 import pycolmap
 from jaxtyping import Float64
 
+from mbasfm.scene.formats import tum_text
 from mbasfm.scene.report_file import reason_to_json
-from mbasfm.scene.tum import tum_text
 from mbasfm.types.cameras import Lens
 from mbasfm.types.outcome import NoPose, Reason, View
 

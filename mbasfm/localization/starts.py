@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from mbasfm.estimators.absolute import estimate_focal, pose_from_pair, with_focal
-from mbasfm.estimators.focal_votes import FALLBACK_FOCAL
 from mbasfm.localization.match_queries import Query
 from mbasfm.localization.prepared_map import PreparedMap
 from mbasfm.localization.register import Unknown
+from mbasfm.sfm.intrinsics import FALLBACK_FOCAL
 from mbasfm.types.cameras import Lens
 
 

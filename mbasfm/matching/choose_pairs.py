@@ -56,9 +56,9 @@ def choose_pairs(
     ordered: bool,
     seed: int,
     settings: PairSettings = DEFAULT_SETTINGS,
-    looks: Looks | None = None,
+    looks: Callable[[], Looks | None] = lambda: None,
 ) -> tuple[Pairs, Reason[PairChoice]]:
-    """Pairs to match, and why these; ``looks`` takes precedence over descriptors."""
+    """Pairs to match, and why these; ``looks``, asked for only if needed, take precedence over descriptors."""
     num_frames = len(descriptors)
     if mode == "exhaustive":
         return exhaustive_pairs(num_frames), Reason(PairChoice.ALL_WANTED, (num_frames,))
@@ -67,11 +67,12 @@ def choose_pairs(
         return sequential_pairs(num_frames, settings.overlap), Reason(kind, (num_frames, settings.overlap))
     if mode == "auto" and num_frames <= settings.exhaustive_up_to:
         return exhaustive_pairs(num_frames), Reason(PairChoice.ALL_OF_FEW, (num_frames,))
-    if looks is None and not any(array.shape[1] for array in descriptors):
+    seen = looks()
+    if seen is None and not any(array.shape[1] for array in descriptors):
         return exhaustive_pairs(num_frames), Reason(PairChoice.ALL_UNLIKE, (num_frames,))
-    looks = looks or Looks("VLAD of local features", lambda: vlad(descriptors, seed, settings.num_words))
-    pairs = retrieval_pairs(looks.vectors(), settings.num_neighbours)
-    alike, many = (num_frames, settings.num_neighbours, looks.name), settings.exhaustive_up_to
+    seen = seen or Looks("VLAD of local features", lambda: vlad(descriptors, seed, settings.num_words))
+    pairs = retrieval_pairs(seen.vectors(), settings.num_neighbours)
+    alike, many = (num_frames, settings.num_neighbours, seen.name), settings.exhaustive_up_to
     if mode == "retrieval":
         return pairs, Reason(PairChoice.ALIKE_WANTED, alike)
     if not ordered:

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Float32, Int64
 
-from mbasfm.io.arrays import active_cache
+from mbasfm.io.files import active_cache
 from mbasfm.io.images import read_upright
 from mbasfm.matching.inference import turned_back
 from mbasfm.matching.merge_keypoints import End, cell_px, consolidate, nearest_keypoints, one_to_one

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float32, Int64, UInt8
 
 from mbasfm.errors import InputError
 from mbasfm.geometry.camera import values_at
-from mbasfm.io.arrays import Cache, active_cache
+from mbasfm.io.files import Cache, active_cache
 from mbasfm.io.images import read_mask, read_upright
 from mbasfm.models.base import DepthModel, Matcher
 from mbasfm.runtime.parallel import Item, Result, all_cores, in_parallel, mine, wait_for_all, world_size

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32
 
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import active_cache
+from mbasfm.io.files import active_cache
 from mbasfm.matching.choose_pairs import Looks, Pairs, choose_pairs, looks_ordered
 from mbasfm.matching.image_matching import drawn_key, match_as_images
 from mbasfm.matching.inference import (
@@ -236,7 +237,8 @@ def _choose_pairs(
         return np.array(sorted(known), dtype=np.int64).reshape(-1, 2), Reason(PairChoice.OF_MATCHER)
     descriptors = [item.descriptors for item in features]
     ordered = looks_ordered(names)
-    return choose_pairs(wanted.mode, descriptors, ordered, wanted.seed, looks=_looks_of(photos))  # type: ignore[arg-type]
+    looks = partial(_looks_of, photos)
+    return choose_pairs(wanted.mode, descriptors, ordered, wanted.seed, looks=looks)  # type: ignore[arg-type]
 
 
 def chooser_of(matcher: Any) -> Matcher:

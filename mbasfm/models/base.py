@@ -1,19 +1,26 @@
-"""What depth models and matchers must and may have, and how they are found by name. Their values are in types.
+"""What depth models and matchers must and may have, how they are found, and where they look and compute.
 
-Derive from one of the protocols: what is not required has a default here. Models are entry points: those of other
-packages are found in the same way as ours.
+Derive from one of the protocols: what is not required has a default here. The values they return are in types. Models
+are entry points: those of other packages are found in the same way as ours.
 """
 
 import difflib
+import os
 import re
+import socket
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+import torch
 
 from mbasfm.errors import InputError, MBAError, ModelNotFoundError
-from mbasfm.models.machine import is_online
 from mbasfm.types.observations import RGB, AnyRGB, DepthEstimate, Features, Matches, Photo, PixelMatches
 
 __all__ = [
@@ -31,6 +38,11 @@ __all__ = [
 Kind = Literal["depth", "matcher"]
 JOINT = re.compile(r"\+(?=\w+(?::|\+|$))")
 """A plus before the name of a model; one inside a path is part of it."""
+VARIABLE, CLONES_VARIABLE = "MBA_WEIGHTS", "MBA_MODELS"
+HUB = "https://huggingface.co"
+CONNECT_S = 2.0
+GIVEN: ContextVar[dict[str, str]] = ContextVar("folders that options name, by variable")
+"""Folders given by options; they take precedence over the environment's."""
 
 
 @runtime_checkable
@@ -242,3 +254,70 @@ def list_models() -> list[ModelRow]:
             except (ImportError, AttributeError, MBAError) as error:
                 rows.append(ModelRow(kind, name, "?", str(error)))
     return rows
+
+
+@contextmanager
+def looking_in(weights: str | None = None, models_path: str | None = None) -> Iterator[None]:
+    """Look for weights and clones in these folders, where they are given, instead of the environment's."""
+    for option, folder in (("--weights", weights), ("--models-path", models_path)):
+        if folder is not None and not Path(folder).is_dir():
+            raise InputError(f"{option} {folder}: there is no such folder")
+    token = GIVEN.set({VARIABLE: weights or "", CLONES_VARIABLE: models_path or ""})
+    try:
+        yield
+    finally:
+        GIVEN.reset(token)
+
+
+def weights_folder() -> Path | None:
+    """Folder given by --weights, else MBA_WEIGHTS."""
+    return _folder(VARIABLE)
+
+
+def models_path() -> Path | None:
+    """Folder of clones given by --models-path, else MBA_MODELS."""
+    return _folder(CLONES_VARIABLE)
+
+
+def _folder(variable: str) -> Path | None:
+    text = GIVEN.get({}).get(variable) or os.environ.get(variable)
+    return Path(text) if text else None
+
+
+def is_online() -> bool:
+    """Whether the hub answers within two seconds and nothing (HF_HUB_OFFLINE) forbids to ask it."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    address = urlsplit(os.environ.get("HF_ENDPOINT") or HUB)
+    try:
+        port = address.port or {"http": 80}.get(address.scheme, 443)
+        with socket.create_connection((address.hostname or "", port), timeout=CONNECT_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def accelerator() -> torch.device:
+    """CUDA's or Apple's device, else the CPU."""
+    kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return torch.device(kind)
+
+
+def gpu_or_cpu() -> torch.device:
+    """CUDA's device, else the CPU: for networks with operations that Apple's lacks."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def is_fast(device: torch.device) -> bool:
+    """Whether a device is anything but the CPU."""
+    return device.type != "cpu"
+
+
+def half_if_fast(device: torch.device) -> AbstractContextManager[None]:
+    """Context with half precision on an accelerator; on the CPU it would be slower."""
+    return torch.autocast(device.type, torch.float16, enabled=is_fast(device))
+
+
+def key_of(device: torch.device) -> str:
+    """Precision as part of a model's key, because it changes the last digits."""
+    return f"-{device.type}" if is_fast(device) else ""

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from mbasfm.errors import InputError
-from mbasfm.models.machine import clone_command, find_clone
+from mbasfm.models.weights import clone_command, find_clone
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mbasfm.adjust.pose_priors import PosePriors
 from mbasfm.geometry.camera import epipolar_lines, line_distances_px, unit_rays
 from mbasfm.geometry.rigid import compose, invert, rotation_angle
 from mbasfm.geometry.subsets import lots, places
-from mbasfm.models.matchers.mutual_nearest import mutual_nearest
+from mbasfm.models.matchers.sift import mutual_nearest
 from mbasfm.polish.colmap_mapper import HELD, MAX_ERROR_PX, Freedom, Mapper, build_model, focals_of, read_back
 from mbasfm.polish.depth import weigh_depth
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras

@@ -11,7 +11,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from mbasfm.report.charts import Axis, Line, bar_chart, decade_axis, line_chart, round_axis
+from mbasfm.report.figures import Axis, Line, bar_chart, decade_axis, line_chart, round_axis
 
 Data = dict[str, Any]
 STAGES = {"start": "start", "adjust": "adjusted", "polish": "tracks after polish"}

@@ -9,7 +9,7 @@ from jaxtyping import Int64
 
 from mbasfm.estimators.two_view import MIN_INLIERS
 from mbasfm.models.depth.flat import FlatDepth
-from mbasfm.sfm.outcome import has_parallax
+from mbasfm.sfm.adjustment import has_parallax
 from mbasfm.types.outcome import ALL_PAIRS, FocalSource, ImageRow, NoPose, NotPolished, Reason, RunReport
 
 Tone = Literal["good", "fair", "bad"]

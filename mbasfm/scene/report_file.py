@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mbasfm.errors import InputError
-from mbasfm.io.text_files import plain_json, read_json, write_text
+from mbasfm.io.files import plain_json, read_json, write_text
 from mbasfm.types.outcome import (
     Bridge,
     CameraRow,

@@ -20,9 +20,9 @@ from mbasfm.polish.place_by_points import RegisteredFrame, place_by_points
 from mbasfm.polish.polish import Polished, PolishSettings, match_along_lines, polish, triangulate
 from mbasfm.runtime.progress import say, stage
 from mbasfm.scene.reconstruction import Reconstruction, color_points
+from mbasfm.sfm.adjustment import component_row, find_reasons, has_parallax, image_rows
 from mbasfm.sfm.inputs import World
 from mbasfm.sfm.intrinsics import StartIntrinsics, lenses_of
-from mbasfm.sfm.outcome import component_row, find_reasons, has_parallax, image_rows
 from mbasfm.sfm.pairs.edges import Graph
 from mbasfm.sfm.pairs.pose_graph import find_components, pose_graph
 from mbasfm.types.cameras import Cameras

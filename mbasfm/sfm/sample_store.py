@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float32, Int
 from torch import Tensor
 
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import read_arrays
+from mbasfm.io.files import read_arrays
 from mbasfm.types.observations import Samples
 
 COLUMNS = 5

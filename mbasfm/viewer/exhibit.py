@@ -11,15 +11,12 @@ from jaxtyping import Float64, UInt8
 from mbasfm.geometry.camera import values_at
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.images import read_first_small
-from mbasfm.report.page_data import THUMBNAIL_SIDES_PX, image_rows
+from mbasfm.report.record import THUMBNAIL_SIDES_PX, image_rows
 from mbasfm.report.verdict import Verdict, judge
 from mbasfm.runtime.parallel import in_parallel
-from mbasfm.scene.depth_fit import depth_edges
-from mbasfm.scene.depth_maps import read_depth
+from mbasfm.scene.derived import MAX_JUMP, Upright, depth_edges, frustum_size, stand_up
 from mbasfm.scene.folder import Scene, points_seen, read_scenes
-from mbasfm.scene.framing import Upright, frustum_size, stand_up
-from mbasfm.scene.fuse import MAX_JUMP
-from mbasfm.scene.ply import read_ply
+from mbasfm.scene.formats import read_depth, read_ply
 from mbasfm.scene.report_file import damaged_report_as_error, read_report
 from mbasfm.types.outcome import Cloud, PairColumns, RunReport, View
 

@@ -16,7 +16,7 @@ from jaxtyping import Float64
 
 from mbasfm.io.images import read_first_small
 from mbasfm.runtime.parallel import in_parallel
-from mbasfm.scene.framing import overview
+from mbasfm.scene.derived import overview
 from mbasfm.types.outcome import View
 from mbasfm.viewer.exhibit import (
     BY_ERROR,

@@ -15,7 +15,7 @@ from mbasfm.bench.results.tables import ours_against_best, paired_title, pivots,
 from mbasfm.bench.runner import Record
 from mbasfm.evaluation.protocols import Protocol, find_protocol
 from mbasfm.evaluation.score_files import CURVE_CM, CURVE_DEG
-from mbasfm.report.charts import Axis, Line, line_chart, round_axis
+from mbasfm.report.figures import Axis, Line, line_chart, round_axis
 from mbasfm.report.page import read_template
 
 WORDS = ("scene", "variant", "method", "measure", "whose")

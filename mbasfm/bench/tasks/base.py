@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from mbasfm.bench.jobs import Job
-from mbasfm.io.text_files import write_text
+from mbasfm.io.files import write_text
 from mbasfm.runtime.progress import Progress
 
 

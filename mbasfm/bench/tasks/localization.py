@@ -25,7 +25,7 @@ from mbasfm.errors import InputError
 from mbasfm.estimators.absolute import Sightings
 from mbasfm.evaluation.protocols import find_protocol
 from mbasfm.evaluation.score_files import errors_by_name, score_poses
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.localization.map_source import POSE_FILES, read_map
 from mbasfm.localization.match_queries import match_queries

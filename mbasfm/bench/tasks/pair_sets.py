@@ -15,8 +15,8 @@ from mbasfm.datasets.pair_lists import ImagePair, PairSets
 from mbasfm.errors import InputError
 from mbasfm.estimators.sampson import MatchBatch, sampson_forms, sampson_squared
 from mbasfm.geometry.camera import essential_from_pose
-from mbasfm.io.arrays import Cache
 from mbasfm.io.calibration import at_resolution
+from mbasfm.io.files import Cache
 from mbasfm.io.images import inspect_photos
 from mbasfm.matching.image_matching import pixel_matches
 from mbasfm.matching.inference import describe_photos, match_pairs

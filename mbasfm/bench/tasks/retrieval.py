@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float64
 from mbasfm.bench.jobs import Job
 from mbasfm.bench.tasks.base import Outcome
 from mbasfm.datasets.registry import open_dataset
-from mbasfm.io.arrays import Cache
+from mbasfm.io.files import Cache
 from mbasfm.io.images import find_photos
 from mbasfm.matching.choose_pairs import recall_at_k
 from mbasfm.matching.inference import describe_photos

@@ -32,8 +32,7 @@ from mbasfm.evaluation.metrics import PairErrors, auc, recall_curve, relative_er
 from mbasfm.evaluation.protocols import find_protocol, pair_measures
 from mbasfm.evaluation.score_files import CURVE_DEG
 from mbasfm.geometry.camera import essential_from_pose
-from mbasfm.io.arrays import Cache
-from mbasfm.io.text_files import write_text
+from mbasfm.io.files import Cache, write_text
 from mbasfm.runtime.parallel import in_parallel
 
 LIMITS_DEG = (5.0, 10.0, 20.0)

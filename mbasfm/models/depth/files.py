@@ -8,7 +8,7 @@ import numpy as np
 
 from mbasfm.errors import InputError
 from mbasfm.geometry.focal import focal_from_points
-from mbasfm.io.arrays import read_array, read_arrays
+from mbasfm.io.files import read_array, read_arrays
 from mbasfm.io.images import is_plausible
 from mbasfm.models.base import DepthModel
 from mbasfm.types.observations import RGB, DepthEstimate, Photo

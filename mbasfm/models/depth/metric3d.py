@@ -14,7 +14,7 @@ from mbasfm.errors import InputError
 from mbasfm.models.clones import Code
 from mbasfm.models.depth.clone_depth import ForeignDepth
 from mbasfm.models.depth.network_depth import known, resized, to_arrays
-from mbasfm.models.machine import find_clone
+from mbasfm.models.weights import find_clone
 from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 HEIGHT_PX, WIDTH_PX = 616, 1064

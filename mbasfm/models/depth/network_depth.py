@@ -13,18 +13,8 @@ from torch.nn import functional
 
 from mbasfm.errors import InputError
 from mbasfm.geometry.focal import focal_from_points
-from mbasfm.models.base import DepthModel
-from mbasfm.models.machine import (
-    NEEDED,
-    accelerator,
-    content_digest,
-    fetch_command,
-    fetch_snapshot,
-    find_snapshot,
-    half_if_fast,
-    is_fast,
-    require_snapshot,
-)
+from mbasfm.models.base import DepthModel, accelerator, half_if_fast, is_fast
+from mbasfm.models.weights import NEEDED, content_digest, fetch_command, fetch_snapshot, find_snapshot, require_snapshot
 from mbasfm.types.observations import RGB, DepthEstimate, Photo
 
 ACCELERATED_BATCH = 8

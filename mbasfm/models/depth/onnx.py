@@ -10,7 +10,7 @@ import cv2
 import numpy as np
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.io.text_files import read_json
+from mbasfm.io.files import read_json
 from mbasfm.models.base import DepthModel
 from mbasfm.types.observations import RGB, DepthEstimate, Photo
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.io.text_files import read_json
+from mbasfm.io.files import read_json
 from mbasfm.models.depth.network_depth import NetworkDepth, resized, to_arrays
 from mbasfm.types.observations import RGB, DepthEstimate, Photo
 

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
+from mbasfm.models.base import accelerator
 from mbasfm.models.depth.network_depth import resized
 from mbasfm.models.depth.transformers_depth import load_transformer, read_preparation
-from mbasfm.models.machine import NEEDED, accelerator, content_digest, find_snapshot
+from mbasfm.models.weights import NEEDED, content_digest, find_snapshot
 from mbasfm.types.observations import RGB
 
 REPOSITORIES = ("facebook/dinov2-base", "facebook/dinov2-small")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mbasfm.errors import InputError
-from mbasfm.io.arrays import read_arrays
+from mbasfm.io.files import read_arrays
 from mbasfm.models.base import Matcher
 from mbasfm.types.observations import RGB, Features, Matches, Photo
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.models.base import Matcher
-from mbasfm.models.machine import VARIABLE, content_digest, gpu_or_cpu, is_fast, key_of, weights_folder
+from mbasfm.models.base import VARIABLE, Matcher, gpu_or_cpu, is_fast, key_of, weights_folder
 from mbasfm.models.matchers.lightglue_network import Glue
+from mbasfm.models.weights import content_digest
 from mbasfm.types.observations import RGB, Features, Matches, Photo
 
 MAX_FEATURES = 2048

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mbasfm.errors import InputError
-from mbasfm.models.machine import half_if_fast
+from mbasfm.models.base import half_if_fast
 from mbasfm.types.observations import Features, Matches
 
 

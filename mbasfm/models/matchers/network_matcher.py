@@ -15,16 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mbasfm.errors import InputError
-from mbasfm.models.base import ImageMatcher
-from mbasfm.models.machine import (
-    accelerator,
-    content_digest,
-    fetch_command,
-    find_snapshot,
-    half_if_fast,
-    is_fast,
-    require_snapshot,
-)
+from mbasfm.models.base import ImageMatcher, accelerator, half_if_fast, is_fast
+from mbasfm.models.weights import content_digest, fetch_command, find_snapshot, require_snapshot
 from mbasfm.types.observations import RGB, AnyRGB, PixelMatches
 
 Found = tuple[Float[Tensor, "M 2"], Float[Tensor, "M 2"], Float[Tensor, " M"]]

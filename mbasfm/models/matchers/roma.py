@@ -9,8 +9,8 @@ from PIL import Image
 from torch import Tensor
 
 from mbasfm.errors import InputError
-from mbasfm.models.base import ImageMatcher
-from mbasfm.models.machine import accelerator, content_digest, is_fast, weights_folder
+from mbasfm.models.base import ImageMatcher, accelerator, is_fast, weights_folder
+from mbasfm.models.weights import content_digest
 from mbasfm.types.observations import AnyRGB, PixelMatches
 
 STEP_PX = 12

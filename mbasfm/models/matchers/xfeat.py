@@ -14,10 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mbasfm.errors import InputError, MissingExtraError
-from mbasfm.models.base import Matcher
-from mbasfm.models.machine import gpu_or_cpu, is_fast, key_of
+from mbasfm.models.base import Matcher, gpu_or_cpu, is_fast, key_of
 from mbasfm.models.matchers.lightglue_network import Glue
-from mbasfm.models.matchers.mutual_nearest import mutual_nearest
+from mbasfm.models.matchers.sift import mutual_nearest
 from mbasfm.models.matchers.xfeat_keypoints import GRID_STEP_PX, MIN_HEAT, find_peaks, heat_of, offsets, sample
 from mbasfm.types.observations import RGB, Features, Matches, Photo
 

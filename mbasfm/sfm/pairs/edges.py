@@ -19,21 +19,21 @@ from mbasfm.estimators.two_view import (
     stands_alone,
     unpack,
 )
-from mbasfm.io.arrays import active_cache
+from mbasfm.io.files import active_cache
 from mbasfm.matching.inference import shared_in_parallel
 from mbasfm.runtime.progress import each
 from mbasfm.sfm.intrinsics import StartIntrinsics, lenses_of, search_lens, with_searched_focal
+from mbasfm.sfm.pairs.doubts import SecondOpinion, Sights, leave_out_lookalikes
 from mbasfm.sfm.pairs.judge import DepthWitness, Verdict, judge_pairs
-from mbasfm.sfm.pairs.lookalikes import Sights, leave_out_lookalikes
 from mbasfm.sfm.pairs.pose_graph import (
     MAX_TRIPLET_ERROR_DEG,
+    agree_with,
     choose_answers,
     drop_inconsistent,
     find_groups,
     select_edges,
 )
-from mbasfm.sfm.pairs.second_opinion import SecondOpinion
-from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
+from mbasfm.sfm.start.averaging import average_rotations, rays_of
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.observations import Observations, TwoView
 from mbasfm.types.outcome import Bridge

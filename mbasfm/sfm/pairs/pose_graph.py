@@ -1,4 +1,4 @@
-"""The pose graph: which verified pairs become edges, and which of them contradict the others."""
+"""The pose graph: which verified pairs become edges, and which of them contradict triangles or averaged rotations."""
 
 import heapq
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
+from scipy.spatial.transform import Rotation
 
 from mbasfm.types.observations import PoseGraph, TwoView
 
@@ -20,6 +21,9 @@ SAME_ANSWER_DEG, ANSWER_ROUNDS = 3.0, 10
 PAIRS_AT_ONCE, TRIANGLES_AT_ONCE = 1 << 14, 1 << 18
 MIN_TRIPLETS = 2
 """A pair is only judged where several triangles can speak."""
+MAX_DISAGREEMENT_DEG = 15.0
+"""Largest distance of a pair from the average; beyond it, it is mismatched."""
+DIRECTION_ROUNDS, VIEWS_AT_ONCE = 8, 256
 
 
 def select_edges(views: Sequence[TwoView], num_frames: int, min_covisibility: float) -> list[TwoView]:
@@ -209,3 +213,54 @@ def _strongest_forest(views: Sequence[TwoView], num_frames: int, wide: Sequence[
 def _weights(views: Sequence[TwoView], num_frames: int, values: Sequence[float]) -> coo_matrix:
     rows, columns = np.array([(view.i, view.j) for view in views], dtype=np.int64).reshape(-1, 2).T
     return coo_matrix((np.asarray(values, dtype=np.float64), (rows, columns)), shape=(num_frames, num_frames))
+
+
+def agree_with(
+    views: Sequence[TwoView], rotation: Float64[np.ndarray, "N 3 3"], rays: Sequence[Float64[np.ndarray, "_ 3"]]
+) -> list[TwoView]:
+    """Pairs near the averaged rotations, with their pose replaced by the averaged one; the others are left out."""
+    ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
+    relative = np.stack([view.j_from_i[:, :3] for view in views])
+    average = rotation[ends[:, 1]] @ rotation[ends[:, 0]].swapaxes(1, 2)
+    angle = Rotation.from_matrix(average @ relative.swapaxes(1, 2)).magnitude()
+    near = np.flatnonzero(np.rad2deg(angle) <= MAX_DISAGREEMENT_DEG)
+    near = near[np.argsort([len(views[number].matches) for number in near.tolist()], kind="stable")]
+    found: dict[int, TwoView] = {}
+    for some in np.array_split(near, len(near) // VIEWS_AT_ONCE + 1):
+        turned, target = [], []
+        for number in some.tolist():
+            first, second = views[number].matches.T
+            one, two = rays[views[number].i][first] @ average[number].T, rays[views[number].j][second]
+            known = np.isfinite(one).all(1) & np.isfinite(two).all(1)
+            turned.append(one[known])
+            target.append(two[known])
+        if not turned:
+            continue
+        steps = _directions(turned, target, np.stack([views[number].j_from_i[:, 3] for number in some.tolist()]))
+        for number, step in zip(some.tolist(), steps, strict=True):
+            found[number] = replace(views[number], j_from_i=np.column_stack([average[number], step]))
+    return [found[number] for number in sorted(found)]
+
+
+def _directions(
+    turned: Sequence[np.ndarray], target: Sequence[np.ndarray], start: Float64[np.ndarray, "B 3"]
+) -> Float64[np.ndarray, "B 3"]:
+    """Unit translations of many pairs under known rotations: nearly orthogonal to all (R u_i) x u_j, robustly."""
+    counts = np.array([len(rays) for rays in turned])
+    source, match = (np.zeros((len(counts), max(int(counts.max()), 1), 3)) for _ in range(2))
+    known = np.arange(source.shape[1]) < counts[:, None]
+    source[known], match[known] = np.concatenate(turned), np.concatenate(target)
+    cross = np.cross(source, match)
+    normal = cross / np.maximum(np.linalg.norm(source, axis=-1, keepdims=True), 1e-300)
+    step = start
+    for _ in range(DIRECTION_ROUNDS):
+        distance = np.abs((normal @ step[..., None])[..., 0])
+        ranked = np.sort(np.where(known, distance, np.inf), axis=1)
+        middle = np.stack([np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, ranked.shape[1] - 1)], 1)
+        scale = 2 * np.maximum(np.take_along_axis(ranked, middle, 1).mean(1), 1e-9)
+        weighted = normal / (1 + (distance / scale[:, None]) ** 2)[..., None]
+        step = np.linalg.eigh(weighted.swapaxes(1, 2) @ normal)[1][..., 0]
+    # In front of both cameras: depth along a ray and step point the same way.
+    side = np.cross(match, step[:, None])
+    sign = np.sign((cross * side).sum(-1)).sum(1)
+    return np.where(sign[:, None] >= 0, step, -step)

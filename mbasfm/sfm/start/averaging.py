@@ -1,10 +1,10 @@
-"""Rotations and positions of all frames from the relative poses of all pairs, and what they imply for each pair.
+"""All pairs together: each seen from one end, with rays and depth, and rotations and positions that agree with all.
 
 One two-view rotation may be several degrees off, especially where matches are few and the field of view is narrow; all
-pairs together are far better. Under the averaged rotation a pair's translation is estimated again, linearly.
+pairs together are far better.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +16,8 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import breadth_first_order, connected_components, minimum_spanning_tree
 from scipy.spatial.transform import Rotation
 
-from mbasfm.geometry.camera import unit_rays
+from mbasfm.geometry.camera import triangulated_inverse_depth, unit_rays
+from mbasfm.geometry.rigid import invert
 from mbasfm.geometry.subsets import cluster_frames
 from mbasfm.types.cameras import Intrinsics
 from mbasfm.types.observations import Keypoints, TwoView
@@ -25,15 +26,14 @@ ERROR_FLOOR_DEG, ERROR_OF_ONE_DEG = 0.3, 150.0
 """Expected error of a two-view rotation of strength s: the floor or 150 / s degrees, whichever is larger."""
 TOLERANCES_DEG = (20.0, 20.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0)
 """Angles at which a pair loses its influence, round by round."""
-MAX_DISAGREEMENT_DEG = 15.0
-"""Largest distance of a pair from the average; beyond it, it is mismatched."""
-DIRECTION_ROUNDS, VIEWS_AT_ONCE = 8, 256
 DENSE_LIMIT = 2000
 """Number of unknowns up to which Laplacians are solved as dense matrices."""
 CG_TOLERANCE, CG_STEPS = 1e-6, 500
 CONVEX_ROUNDS, POSITION_TOLERANCES_DEG = 40, (20.0, 20.0, 10.0, 10.0, 5.0, 5.0, 5.0, 5.0)
 SHORTEST, SLACK = 1e-2, 1e-3
 """Floor of a deviation, in shortest baselines, and the weight of distances where directions decide."""
+MIN_PARALLAX_DEG = 0.5
+"""Least parallax; below it the direction of translation and triangulated depth are noise."""
 
 
 def rays_of(keypoints: Sequence[Keypoints], intrinsics: Intrinsics) -> list[Float64[np.ndarray, "_ 3"]]:
@@ -66,33 +66,6 @@ def average_rotations(views: Sequence[TwoView], num_frames: int) -> Float64[np.n
         delta = solve_laplacian(graph, weight, residual)
         rotation = rotation @ Rotation.from_rotvec(delta).as_matrix()
     return rotation
-
-
-def agree_with(
-    views: Sequence[TwoView], rotation: Float64[np.ndarray, "N 3 3"], rays: Sequence[Float64[np.ndarray, "_ 3"]]
-) -> list[TwoView]:
-    """Pairs near the averaged rotations, with their pose replaced by the averaged one; the others are left out."""
-    ends = np.array([(view.i, view.j) for view in views]).reshape(-1, 2)
-    relative = np.stack([view.j_from_i[:, :3] for view in views])
-    average = rotation[ends[:, 1]] @ rotation[ends[:, 0]].swapaxes(1, 2)
-    angle = Rotation.from_matrix(average @ relative.swapaxes(1, 2)).magnitude()
-    near = np.flatnonzero(np.rad2deg(angle) <= MAX_DISAGREEMENT_DEG)
-    near = near[np.argsort([len(views[number].matches) for number in near.tolist()], kind="stable")]
-    found: dict[int, TwoView] = {}
-    for some in np.array_split(near, len(near) // VIEWS_AT_ONCE + 1):
-        turned, target = [], []
-        for number in some.tolist():
-            first, second = views[number].matches.T
-            one, two = rays[views[number].i][first] @ average[number].T, rays[views[number].j][second]
-            known = np.isfinite(one).all(1) & np.isfinite(two).all(1)
-            turned.append(one[known])
-            target.append(two[known])
-        if not turned:
-            continue
-        steps = _directions(turned, target, np.stack([views[number].j_from_i[:, 3] for number in some.tolist()]))
-        for number, step in zip(some.tolist(), steps, strict=True):
-            found[number] = replace(views[number], j_from_i=np.column_stack([average[number], step]))
-    return [found[number] for number in sorted(found)]
 
 
 def average_positions(views: Sequence[TwoView], rotation: Float64[np.ndarray, "N 3 3"]) -> Float64[np.ndarray, "N 3"]:
@@ -168,30 +141,6 @@ def _only(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
     kept = np.zeros_like(values)
     kept[rows] = values[rows]
     return kept
-
-
-def _directions(
-    turned: Sequence[np.ndarray], target: Sequence[np.ndarray], start: Float64[np.ndarray, "B 3"]
-) -> Float64[np.ndarray, "B 3"]:
-    """Unit translations of many pairs under known rotations: nearly orthogonal to all (R u_i) x u_j, robustly."""
-    counts = np.array([len(rays) for rays in turned])
-    source, match = (np.zeros((len(counts), max(int(counts.max()), 1), 3)) for _ in range(2))
-    known = np.arange(source.shape[1]) < counts[:, None]
-    source[known], match[known] = np.concatenate(turned), np.concatenate(target)
-    cross = np.cross(source, match)
-    normal = cross / np.maximum(np.linalg.norm(source, axis=-1, keepdims=True), 1e-300)
-    step = start
-    for _ in range(DIRECTION_ROUNDS):
-        distance = np.abs((normal @ step[..., None])[..., 0])
-        ranked = np.sort(np.where(known, distance, np.inf), axis=1)
-        middle = np.stack([np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, ranked.shape[1] - 1)], 1)
-        scale = 2 * np.maximum(np.take_along_axis(ranked, middle, 1).mean(1), 1e-9)
-        weighted = normal / (1 + (distance / scale[:, None]) ** 2)[..., None]
-        step = np.linalg.eigh(weighted.swapaxes(1, 2) @ normal)[1][..., 0]
-    # In front of both cameras: depth along a ray and step point the same way.
-    side = np.cross(match, step[:, None])
-    sign = np.sign((cross * side).sum(-1)).sum(1)
-    return np.where(sign[:, None] >= 0, step, -step)
 
 
 def expected_error_deg(views: Sequence[TwoView]) -> Float64[np.ndarray, " E"]:
@@ -270,3 +219,108 @@ def _solve_positive(
         for b, x in zip(right.T, start.T, strict=True)
     ]
     return np.stack(columns, 1)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A verified pair seen from one of its ends: rays and depth of the matches."""
+
+    source: int
+    target: int
+    target_from_source: Float64[np.ndarray, "3 4"]
+    rays_source: Float64[np.ndarray, "M 3"]
+    rays_target: Float64[np.ndarray, "M 3"]
+    raw_source: Float64[np.ndarray, " M"]
+    raw_target: Float64[np.ndarray, " M"]
+    focal_target: float
+    """Focal length of the target [px at a long side of 1024]."""
+    is_planar: bool
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Matches of several edges, one edge after the other."""
+
+    source: Int64[np.ndarray, " E"]
+    edge: Int64[np.ndarray, " M"]
+    """Which edge each match belongs to."""
+    rays_source: Float64[np.ndarray, "M 3"]
+    rays_target: Float64[np.ndarray, "M 3"]
+    raw_source: Float64[np.ndarray, " M"]
+    focal_target: Float64[np.ndarray, " M"]
+
+
+def join(edges: Sequence[Edge]) -> Joined:
+    """All edges as one, so that many small ones cost no more than a large one."""
+    sizes = [len(edge.raw_source) for edge in edges]
+    return Joined(
+        np.array([edge.source for edge in edges]),
+        np.repeat(np.arange(len(edges)), sizes),
+        np.concatenate([edge.rays_source for edge in edges]),
+        np.concatenate([edge.rays_target for edge in edges]),
+        np.concatenate([edge.raw_source for edge in edges]),
+        np.repeat([edge.focal_target for edge in edges], sizes),
+    )
+
+
+class Edges:
+    """Both directions of all pairs, made on demand, so that matches are in memory only once, in the pairs."""
+
+    def __init__(self, views: Sequence[TwoView], keypoints: Sequence[Keypoints], intrinsics: Intrinsics):
+        self._views = {(view.i, view.j): view for view in views}
+        self._keypoints, self._rays = keypoints, rays_of(keypoints, intrinsics)
+        self._usable = [np.isfinite(rays).all(1) for rays in self._rays]
+        self._focal = intrinsics.reference_focal.numpy()
+
+    def __getitem__(self, ends: tuple[int, int]) -> Edge:
+        if ends not in self._views:
+            return replace(reverse(self[ends[::-1]]), focal_target=float(self._focal[ends[1]]))
+        view, rays = self._views[ends], self._rays
+        first, second = view.matches.T
+        usable = self._usable[view.i][first] & self._usable[view.j][second]
+        first, second = first[usable], second[usable]
+        return Edge(
+            view.i,
+            view.j,
+            view.j_from_i,
+            rays[view.i][first],
+            rays[view.j][second],
+            self._keypoints[view.i].raw_depth[first].astype(np.float64),
+            self._keypoints[view.j].raw_depth[second].astype(np.float64),
+            float(self._focal[view.j]),
+            view.is_planar,
+        )
+
+    def among(self, frames: Mapping[int, object]) -> Iterator[Edge]:
+        """Edges between some frames, both directions."""
+        for i, j in self._views:
+            if i in frames and j in frames:
+                yield self[i, j]
+                yield self[j, i]
+
+
+def reverse(edge: Edge) -> Edge:
+    """The pair seen from its other end; its focal length is unknown here."""
+    return replace(
+        edge,
+        source=edge.target,
+        target=edge.source,
+        target_from_source=invert(torch.from_numpy(edge.target_from_source)).numpy(),
+        rays_source=edge.rays_target,
+        rays_target=edge.rays_source,
+        raw_source=edge.raw_target,
+        raw_target=edge.raw_source,
+    )
+
+
+def triangulate(edge: Edge, target_from_source: Float64[np.ndarray, "3 4"]) -> Float64[np.ndarray, " M"]:
+    """Triangulated inverse depth of each match in the source, under a pose that need not be the edge's own."""
+    pose, *rays = map(torch.from_numpy, (target_from_source, edge.rays_source, edge.rays_target))
+    return triangulated_inverse_depth(pose, *rays).numpy()
+
+
+def parallax_deg(edge: Edge) -> float:
+    """Median angle between matched rays once the rotation between the frames is undone."""
+    turned = edge.rays_source @ edge.target_from_source[:, :3].T
+    sine = np.linalg.norm(np.cross(turned, edge.rays_target), axis=1)
+    return float(np.rad2deg(np.median(np.arctan2(sine, (turned * edge.rays_target).sum(1)))))

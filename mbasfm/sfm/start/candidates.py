@@ -11,8 +11,14 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from mbasfm.config import Tree
-from mbasfm.sfm.start.averaging import FrameGraph, average_positions, average_rotations, solve_blocks
-from mbasfm.sfm.start.directed_pair import MIN_PARALLAX_DEG, Edges
+from mbasfm.sfm.start.averaging import (
+    MIN_PARALLAX_DEG,
+    Edges,
+    FrameGraph,
+    average_positions,
+    average_rotations,
+    solve_blocks,
+)
 from mbasfm.sfm.start.initialize import initialize_cameras
 from mbasfm.sfm.start.lengths import Lengths, PairDepths, depths_of_pairs, measure_lengths, scales_at
 from mbasfm.types.cameras import Cameras, Intrinsics

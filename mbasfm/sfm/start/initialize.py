@@ -15,12 +15,12 @@ from mbasfm.config import Tree
 from mbasfm.estimators.absolute import pose_from_points
 from mbasfm.geometry.camera import line_distances
 from mbasfm.geometry.rigid import compose, invert, scale_translation
-from mbasfm.sfm.start.averaging import average_positions
-from mbasfm.sfm.start.directed_pair import (
+from mbasfm.sfm.start.averaging import (
     MIN_PARALLAX_DEG,
     Edge,
     Edges,
     Joined,
+    average_positions,
     join,
     parallax_deg,
     reverse,

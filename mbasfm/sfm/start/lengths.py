@@ -12,8 +12,17 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from mbasfm.objective.distribution import MAD_TO_SIGMA
-from mbasfm.sfm.start.averaging import FrameGraph, expected_error_deg, solve_laplacian
-from mbasfm.sfm.start.directed_pair import MIN_PARALLAX_DEG, Edge, Edges, parallax_deg, reverse, triangulate
+from mbasfm.sfm.start.averaging import (
+    MIN_PARALLAX_DEG,
+    Edge,
+    Edges,
+    FrameGraph,
+    expected_error_deg,
+    parallax_deg,
+    reverse,
+    solve_laplacian,
+    triangulate,
+)
 from mbasfm.types.observations import TwoView
 
 MAX_MATCHES = 200

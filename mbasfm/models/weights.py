@@ -1,4 +1,4 @@
-"""What this machine has for networks: weights, clones of code that no package provides, and devices to compute on.
+"""Where networks are on this machine: weights, and clones of code that no package provides.
 
 Weights are looked for at the path in NAME:PATH, below --weights or the folder MBA_WEIGHTS names, and in the cache of
 the Hugging Face hub; clones below --models-path or the folder MBA_MODELS names, and in the cache of torch.hub. Nothing
@@ -7,50 +7,16 @@ command that gets it.
 """
 
 import hashlib
-import os
-import socket
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
-
-import torch
 
 from mbasfm.errors import InputError
+from mbasfm.models.base import models_path, weights_folder
 
-VARIABLE, CLONES_VARIABLE = "MBA_WEIGHTS", "MBA_MODELS"
 NETWORK = "model.safetensors"
 NEEDED = ("config.json", "preprocessor_config.json", NETWORK)
 CHUNK = 1 << 20
-HUB = "https://huggingface.co"
-CONNECT_S = 2.0
-GIVEN: ContextVar[dict[str, str]] = ContextVar("folders that options name, by variable")
-"""Folders given by options; they take precedence over the environment's."""
-
-
-@contextmanager
-def looking_in(weights: str | None = None, models_path: str | None = None) -> Iterator[None]:
-    """Look for weights and clones in these folders, where they are given, instead of the environment's."""
-    for option, folder in (("--weights", weights), ("--models-path", models_path)):
-        if folder is not None and not Path(folder).is_dir():
-            raise InputError(f"{option} {folder}: there is no such folder")
-    token = GIVEN.set({VARIABLE: weights or "", CLONES_VARIABLE: models_path or ""})
-    try:
-        yield
-    finally:
-        GIVEN.reset(token)
-
-
-def weights_folder() -> Path | None:
-    """Folder given by --weights, else MBA_WEIGHTS."""
-    return _folder(VARIABLE)
-
-
-def _folder(variable: str) -> Path | None:
-    text = GIVEN.get({}).get(variable) or os.environ.get(variable)
-    return Path(text) if text else None
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -94,19 +60,6 @@ def require_snapshot(name: str, argument: str, repository: str, needed: Sequence
     if found is None:
         raise InputError(f"{name}: its weights are not on this machine; get them: {fetch_command(repository, needed)}")
     return found
-
-
-def is_online() -> bool:
-    """Whether the hub answers within two seconds and nothing (HF_HUB_OFFLINE) forbids to ask it."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    address = urlsplit(os.environ.get("HF_ENDPOINT") or HUB)
-    try:
-        port = address.port or {"http": 80}.get(address.scheme, 443)
-        with socket.create_connection((address.hostname or "", port), timeout=CONNECT_S):
-            return True
-    except (OSError, ValueError):
-        return False
 
 
 def fetch_snapshot(repository: str, needed: Sequence[str] = NEEDED) -> str:
@@ -153,7 +106,7 @@ def clone_folders() -> list[Path]:
     """Folders in which clones are looked for, in order."""
     import torch
 
-    given = _folder(CLONES_VARIABLE)
+    given = models_path()
     return [folder for folder in (given, Path(torch.hub.get_dir())) if folder is not None and folder.is_dir()]
 
 
@@ -161,31 +114,5 @@ def clone_command(repository: str, options: str = "") -> str:
     """Command that gets a clone to where `find_clone` looks."""
     import torch
 
-    folder = _folder(CLONES_VARIABLE) or Path(torch.hub.get_dir())
+    folder = models_path() or Path(torch.hub.get_dir())
     return f"git clone {options}https://github.com/{repository} {folder / repository.partition('/')[2]}"
-
-
-def accelerator() -> torch.device:
-    """CUDA's or Apple's device, else the CPU."""
-    kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    return torch.device(kind)
-
-
-def gpu_or_cpu() -> torch.device:
-    """CUDA's device, else the CPU: for networks with operations that Apple's lacks."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def is_fast(device: torch.device) -> bool:
-    """Whether a device is anything but the CPU."""
-    return device.type != "cpu"
-
-
-def half_if_fast(device: torch.device) -> AbstractContextManager[None]:
-    """Context with half precision on an accelerator; on the CPU it would be slower."""
-    return torch.autocast(device.type, torch.float16, enabled=is_fast(device))
-
-
-def key_of(device: torch.device) -> str:
-    """Precision as part of a model's key, because it changes the last digits."""
-    return f"-{device.type}" if is_fast(device) else ""

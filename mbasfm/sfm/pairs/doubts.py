@@ -1,10 +1,12 @@
-"""Pairs of photographs that show different places with things in them that look alike.
+"""Pairs in doubt: those whose depth is in the wrong order may get another pose, those that look alike leave.
 
-The matches of such a pair agree with one pose, and depth confirms it: the things are alike in shape too. What gives it
-away is around them, where a true pair would match as well (missing correspondences; Zach, Klopschitz & Pollefeys, CVPR
-2010). A wide baseline also leaves much unmatched, so that alone condemns nothing. But pairs that match nearly all they
-should are true, and cameras placed by them alone tell where every point of any other pair is: a pair that needs the
-same point in two places is left out.
+For a pair that depth speaks against depth suggests a pose; it is taken if hardly fewer matches agree with it.
+
+Pairs may show different places with things in them that look alike. Their matches agree with one pose, and depth
+confirms it: the things are alike in shape too. What gives them away is around these, where a true pair would match as
+well (missing correspondences; Zach, Klopschitz & Pollefeys, CVPR 2010). A wide baseline also leaves much unmatched, so
+that alone condemns nothing. But pairs that match nearly all they should are true, and cameras placed by them alone tell
+where every point of any other pair is: a pair that needs the same point in two places is left out.
 """
 
 from collections.abc import Sequence
@@ -16,15 +18,27 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import minimum_spanning_tree, shortest_path
 
+from mbasfm.estimators.absolute import with_lifted_pose
+from mbasfm.estimators.two_view import LN_10
 from mbasfm.geometry.camera import project, triangulated_inverse_depth
 from mbasfm.geometry.rigid import compose, invert
-from mbasfm.sfm.pairs.judge import MIN_DEPTH_SPREAD
-from mbasfm.sfm.pairs.pose_graph import drop_inconsistent, find_groups
-from mbasfm.sfm.start.averaging import agree_with, average_rotations, rays_of
+from mbasfm.runtime.parallel import in_parallel
+from mbasfm.sfm.intrinsics import lenses_of
+from mbasfm.sfm.pairs.judge import MIN_DEPTH_SPREAD, PRIOR, TWIN_LOG10, DepthWitness, depth_log_ratio
+from mbasfm.sfm.pairs.pose_graph import agree_with, drop_inconsistent, find_groups
+from mbasfm.sfm.start.averaging import average_rotations, rays_of
 from mbasfm.sfm.start.candidates import global_start
 from mbasfm.types.cameras import Cameras, Intrinsics
-from mbasfm.types.observations import Keypoints, TwoView
+from mbasfm.types.observations import Keypoints, Observations, TwoView
 
+ENOUGH = 0.8
+"""Share of the former pose's inliers with which another may be right. Set on tum_fr3_cabinet58, where 23 of the 35
+pairs that have it become right and 3 stay so; with 0.7 it is 27 and 3 of 48, with 0.9 19 and 3 of 27."""
+DOUBT_LOG10 = 0.25
+"""How much depth must speak against a pair to be asked for another pose."""
+USUAL_SHIFT = 0.5
+"""What is added to disparity before it is inverted [medians], as zero is not infinitely far in networks' maps. Any
+number from 0.25 to 1 leads to the same poses there, mostly within a degree."""
 MAX_MISSING = 0.15
 """Share of what a pair should match up to which it is whole. Of 51 wrong pairs of two equal piles of books 2 miss less,
 with few matches; along a street of equal houses (0.33 at least) and at a castle (0.4) none does, and most true pairs of
@@ -43,6 +57,55 @@ add up. True pairs of photographs at hand stay below 0.08; pairs that look alike
 USUAL_SHARE, USUAL_FACTOR = 0.9, 5.0
 """Where whole pairs are astray themselves, as depth is rough, others may be by so many times as much as most."""
 MOST_MATCHES, FRAMES_AT_ONCE = 200, 256
+
+
+class SecondOpinion:
+    """All that is needed to find another pose of a pair."""
+
+    def __init__(self, observations: Observations, intrinsics: Intrinsics, max_error_px: float):
+        self._lenses, self._max_error_px = lenses_of(intrinsics), max_error_px
+        self._pixels = [points.pixels.astype(np.float64) for points in observations.keypoints]
+        self._inverse = [_lifting_depth(observations, frame) for frame in range(len(self._pixels))]
+        pairs = map(tuple, observations.pairs.tolist())
+        self._matches = dict(zip(pairs, observations.matches, strict=True))
+
+    def ask(self, views: Sequence[TwoView], witness: DepthWitness) -> list[TwoView]:
+        """Pairs, some with another pose: depth makes it far more likely, and hardly fewer matches agree with it.
+
+        Where the two poses of a plane compete, these are left to decide.
+        """
+        before = depth_log_ratio(witness.ask(views), PRIOR) / LN_10
+        against = np.flatnonzero(before < -DOUBT_LOG10).tolist()
+        doubted = [number for number in against if views[number].rival is None]
+        found = zip(doubted, in_parallel(lambda number: self._find(views[number]), doubted), strict=True)
+        others = {number: other for number, other in found if other is not None}
+        after = depth_log_ratio(witness.ask(list(others.values())), PRIOR) / LN_10
+        settled = list(views)
+        for (number, other), likely in zip(others.items(), after.tolist(), strict=True):
+            if likely - before[number] > TWIN_LOG10:
+                settled[number] = other
+        return settled
+
+    def _find(self, view: TwoView) -> TwoView | None:
+        ends = view.i, view.j
+        pixels, lenses = (self._pixels[view.i], self._pixels[view.j]), (self._lenses[view.i], self._lenses[view.j])
+        depth, matches = (self._inverse[view.i], self._inverse[view.j]), self._matches[ends]
+        other = with_lifted_pose(view, pixels, depth, matches, lenses, self._max_error_px)
+        return other if other is not None and other.num_inliers >= ENOUGH * view.num_inliers else None
+
+
+def _lifting_depth(observations: Observations, frame: int) -> Float64[np.ndarray, " M"]:
+    """Inverse depth at a frame's keypoints, in a unit of its own; NaN where unknown."""
+    raw = observations.keypoints[frame].raw_depth.astype(np.float64)
+    raw = np.where(raw > 0, raw, np.nan)
+    if not observations.depths[frame].is_disparity:
+        return 1 / raw
+    known = raw[np.isfinite(raw)]
+    return raw + USUAL_SHIFT * float(np.median(known)) if len(known) else raw
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# Look-alikes
 
 
 @dataclass(frozen=True)

@@ -1,27 +1,159 @@
-"""Small text files: JSON with finite numbers only, settings as TOML, and writing that a kill cannot leave half done."""
+"""Files of our own, checked as they are read and never left half written: arrays, JSON, settings, and the cache.
+
+An array is checked before memory is allocated: a damaged header may claim any size. JSON has finite numbers only, and
+settings are TOML. An entry of the cache is one npz file, kept by the content it depends on. One that is damaged
+nevertheless (the machine lost power) counts as missing. Who starts a run makes its cache the active one, so that stages
+need not be handed it.
+"""
 
 import difflib
+import hashlib
+import io
 import json
 import math
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import tempfile
+import zipfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import numpy as np
+
 from mbasfm.config import Config, grouped
 from mbasfm.errors import ConfigError, InputError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+MOST_EXPANSION = 1100
+"""Largest compression ratio that deflate can reach."""
+HEADERS = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
+Arrays = Mapping[str, np.ndarray]
 LARGEST = 1e300
 """Whole numbers may be larger than what a float holds."""
 TYPES: Mapping[str, Any] = {field.name: field.type for field in fields(Config)}
 TABLES = {group.name: tuple(settings) for group, settings in grouped(Config()).items()}
 """Names of the settings in each table."""
+
+
+def read_array(path: Path) -> np.ndarray:
+    """Array of an npy file."""
+    try:
+        return _array(path.read_bytes())
+    except Exception as error:  # numpy parses headers as Python, which fails in many ways; all mean the same here
+        raise InputError(f"{path}: cannot be read as npy ({error})") from error
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an npz file by name."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            if not entries:
+                raise ValueError("there is no array in it")
+            return {entry.filename.removesuffix(".npy"): _entry(archive, entry) for entry in entries}
+    except Exception as error:  # a damaged zip raises many kinds of errors too
+        raise InputError(f"{path}: cannot be read as npz ({error})") from error
+
+
+def _entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
+    if entry.file_size > MOST_EXPANSION * max(entry.compress_size, 1):
+        raise ValueError(f"{entry.filename} claims {entry.file_size} bytes")
+    return _array(archive.read(entry))
+
+
+def _array(content: bytes) -> np.ndarray:
+    file = io.BytesIO(content)
+    major, _ = np.lib.format.read_magic(file)
+    if major not in HEADERS:
+        raise ValueError(f"version {major} of the format")
+    shape, is_fortran, dtype = HEADERS[major](file)
+    held = len(content) - file.tell()
+    if dtype.hasobject:
+        raise ValueError("holds Python objects, which are never loaded")
+    if min(shape, default=1) < 0 or math.prod(shape) * dtype.itemsize != held:
+        raise ValueError(f"claims {shape} values of {dtype}, but has {held} bytes")
+    values = np.frombuffer(content, dtype, offset=file.tell()).copy()
+    return values.reshape(shape, order="F" if is_fortran else "C")
+
+
+class Cache:
+    """A folder of results, keyed by everything they depend on."""
+
+    def __init__(self, folder: Path | None):
+        """Open a folder; without one nothing is kept."""
+        self._folder = folder
+
+    @contextmanager
+    def active(self) -> Iterator["Cache"]:
+        """Keep what is computed meanwhile in this cache."""
+        token = _ACTIVE.set(self)
+        try:
+            yield self
+        finally:
+            _ACTIVE.reset(token)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a folder, which other processes can read too."""
+        return self._folder is not None
+
+    def get(self, key: str, compute: Callable[[], Arrays]) -> dict[str, np.ndarray]:
+        """Stored arrays of a key, or those that ``compute`` returns, stored for next time."""
+        if self._folder is None:
+            return dict(compute())
+        path = self._path(self._folder, key)
+        stored = _load(path)
+        if stored is not None:
+            return stored
+        arrays = dict(compute())
+        _store(path, arrays)
+        return arrays
+
+    def has(self, key: str) -> bool:
+        """Whether a key is stored (it may still turn out to be damaged)."""
+        return self._folder is not None and self._path(self._folder, key).is_file()
+
+    @staticmethod
+    def _path(folder: Path, key: str) -> Path:
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        return folder / digest[:2] / f"{digest[2:]}.npz"
+
+
+_ACTIVE: ContextVar[Cache] = ContextVar("cache")
+
+
+def active_cache() -> Cache:
+    """The cache of this run; one that keeps nothing if there is none."""
+    return _ACTIVE.get(None) or Cache(None)
+
+
+def _load(path: Path) -> dict[str, np.ndarray] | None:
+    """Arrays of an entry; None if it is missing or damaged, so that it is computed again."""
+    try:
+        return read_arrays(path)
+    except InputError:
+        return None
+
+
+def _store(path: Path, arrays: Arrays) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def read_json(path: Path) -> Any:
@@ -77,7 +209,7 @@ def write_text(path: Path, text: str) -> None:
 def read_config(path: Path, base: Config) -> Config:
     """The base with what the file says; unknown keys and values of the wrong type are refused."""
     given = {}
-    for name, value in _settings_in(_load(path), path):
+    for name, value in _settings_in(_parsed(path), path):
         if name in given:
             raise ConfigError(f"{path}: {name} is set twice, in a table and outside of it")
         if not _fits(value, TYPES[name]):
@@ -99,7 +231,7 @@ def _table(name: str, settings: Mapping[str, Any]) -> str:
     return "".join([f"[{name}]\n", *lines]) if lines else ""
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _parsed(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
