@@ -195,7 +195,7 @@ def _lookalikes(report: RunReport) -> Iterator[Remark]:
         yield Remark(
             "fair",
             f"{many} {'pair matches' if many == 1 else 'pairs match'} but {'shows' if many == 1 else 'show'} different "
-            f"places with things that look alike ({_list(pairs)}), by all other pairs, and "
+            f"places with things that look alike ({_list(pairs)}), judging by those that match best, and "
             f"{'was' if many == 1 else 'were'} left out.",
             "Look at these photographs; if they show one place, take some in between.",
         )
