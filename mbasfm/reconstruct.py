@@ -98,7 +98,8 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         alone = [view.num_inliers for view in verified if stands_alone(view)]
         facts.update(pairs=len(alone), inliers=sum(alone))
     with stage("graph") as facts:
-        graph = build_graph(verified, seen, start.intrinsics, config.tree, config.min_covisibility)
+        how = config.tree, config.min_covisibility, config.max_error_px
+        graph = build_graph(verified, seen, start.intrinsics, *how)
         parts = int(find_components(graph.views, len(seen.photos)).max(initial=-1)) + 1
         facts.update(graph.trust.facts() if graph.trust is not None else {})
         facts.update(edges=2 * len(graph.views), components=parts)

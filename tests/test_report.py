@@ -186,6 +186,13 @@ def test_groups_that_stay_apart_are_told_with_what_would_join_them():
     assert "3 to 1, and 100 to 1 are asked for" in told[0] and "1 to 1000" in told[1]
 
 
+def test_pairs_that_look_alike_are_told():
+    one, many = (replace(fine_report(), lookalikes=pairs) for pairs in (((0, 2),), ((0, 2), (1, 2))))
+    assert "1 pair matches but shows different places" in words(one) and "(0.jpg with 2.jpg)" in words(one)
+    assert "2 pairs match but show different places" in words(many) and "1.jpg with 2.jpg" in words(many)
+    assert "look alike" not in words(fine_report())
+
+
 def test_advice_follows_the_kind_of_the_reason_and_not_its_words():
     without_depth = with_image(fine_report(), 2, component=-1, reason=Reason(NoPose.NO_DEPTH))
     assert "another depth model" in words(without_depth) and "--matcher" not in words(without_depth)

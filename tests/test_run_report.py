@@ -50,6 +50,7 @@ def full_report():
         images=(good, *rows),
         components=(best, *parts),
         kept_apart=(Bridge(((0, 1), (2,)), ((0, 2), (1, 2)), 1, -0.5, 2.3),),
+        lookalikes=((0, 2), (1, 2)),
         world={"frame": "up", "components": [{"component": 0, "aligned": True}]},
         source="/a",
         settings={"depth": "auto", "matcher": "sift", "polish": True},
@@ -143,6 +144,7 @@ def test_an_older_report_keeps_its_words():
         lambda c: c.update(notes=[None]),
         lambda c: c.update(settings=[]),
         lambda c: c["kept_apart"][0].update(groups=[[0], [0.5]]),
+        lambda c: c.update(lookalikes=[[0]]),
     ],
 )
 def test_a_damaged_report_is_refused_by_name(tmp_path, damage):

@@ -189,6 +189,15 @@ def test_reversed_depth_is_a_veto_however_many_matches_agree():
     assert verdict.reversed == 5 and verdict.doubtful == 0
 
 
+def test_depth_is_no_witness_of_a_pose_that_it_has_suggested():
+    made = see_hills(6)
+    first, *others = all_views(made)
+    verdict = judge_pairs([replace(first, is_by_depth=True), *others], ask(made, noisy))
+    assert verdict.log10_depth[first.i, first.j] == 0 and min(list(verdict.log10_depth.values())[1:]) > 0
+    backwards = ask(made, lambda frame, depth: depth if frame else turned_over(depth))
+    assert judge_pairs([replace(first, is_by_depth=True), *others], backwards).reversed == 5
+
+
 def test_without_depth_every_pair_that_stands_alone_is_left_to_its_triangles():
     made = see_hills(4)
     views = [replace(view, inlier_ratio=0.26, matches=view.matches[:MIN_INLIERS]) for view in all_views(made)]
@@ -217,6 +226,14 @@ def test_depth_may_speak_for_a_pair_with_few_matches():
     assert not stands_alone(few)
     for witness, is_kept in ((ask(made, noisy), True), (ask(made, flat), False)):
         assert ((0, 5) in ends(judge_pairs([*others, few], witness).views)) == is_kept
+
+
+def test_depth_in_no_order_does_not_condemn_pairs_that_chance_cannot_bring():
+    generator = np.random.default_rng(0)
+    strength, noise = generator.uniform(100, 1000, 200), generator.normal(0, 0.4, (200, 2))
+    orders = DepthOrders(noise, np.zeros((200, 2)), np.full((200, 2), 0.4), np.full((200, 2), 0.07))
+    law = find_law(strength, orders)
+    assert law.right_share > 0.9 and law.chance_tail < 20 and law.chance_start < 20
 
 
 @given(st.floats(0.0, 30), st.floats(0.1, 30), st.floats(100, 5000))

@@ -1,4 +1,4 @@
-"""Residuals of all samples, written to be read: the slow, differentiable twin of objective/edge_block.py.
+"""Residuals of all samples, written to be read: the slow, differentiable twin of objective/edge_block.py; their noise.
 
 Residuals are measured at a long side of 1024: px * (1024 / long side of image j).
 """
@@ -11,8 +11,18 @@ from torch import Tensor
 
 from mbasfm.geometry.camera import pixel_rays
 from mbasfm.geometry.rigid import relative_poses
+from mbasfm.objective.distribution import Binning, Distribution, robust_sigma
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Samples
+
+RATIO_BINNING = Binning(tau_max=2.0, num_bins=80, log_scale=0.01)
+"""Bins of |along| / slope, the relative depth error of a sample."""
+FIRST_NOISE = (1.0, 0.1)
+"""Match error [px] and relative depth error assumed before anything has been measured."""
+DEPTH_ERROR_RANGE = (0.01, 0.5)
+MATCH_ERROR_RANGE_PX = (0.05, 10.0)
+SHRINKAGE_SAMPLES = 20.0
+"""Number of samples at which a frame's own depth error counts as much as the common one."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,17 @@ class NoiseScale:
     """Error sigma_m of a match across its epipolar line [px]."""
     depth: Float[Tensor, " N"]
     """Relative depth error sigma_d of each frame."""
+
+
+def estimate_noise(across: Distribution, ratio: Distribution) -> NoiseScale:
+    """Match noise from the across-part, and depth noise per frame, shrunk to the common one where samples are few."""
+    match_px = float(robust_sigma(across, dimension=1)[0].clamp(*MATCH_ERROR_RANGE_PX))
+    pooled = Distribution(ratio.binning, ratio.counts.sum(0, keepdim=True), ratio.total.sum(0, keepdim=True))
+    if float(pooled.total[0]) < 1:
+        return NoiseScale(match_px, torch.full((len(ratio.total),), 0.1, dtype=torch.float64))
+    common, own = robust_sigma(pooled, dimension=1), robust_sigma(ratio, dimension=1)
+    trust = ratio.total / (ratio.total + SHRINKAGE_SAMPLES)
+    return NoiseScale(match_px, torch.exp(torch.lerp(common.log(), own.log(), trust)).clamp(*DEPTH_ERROR_RANGE))
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from mbasfm.objective.edge_block import (
     wedge,
 )
 from mbasfm.objective.losses import WeightTable, curvature_table, fit_weights, score_sum, score_table, signed_loss
-from mbasfm.objective.noise import FIRST_NOISE, RATIO_BINNING, estimate_noise
-from mbasfm.objective.reference import NoiseScale, split_residuals
+from mbasfm.objective.reference import FIRST_NOISE, RATIO_BINNING, NoiseScale, estimate_noise, split_residuals
 from mbasfm.objective.residual_kind import (
     DEPTH_VOTES,
     NO_INTRINSICS,

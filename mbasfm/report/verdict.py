@@ -57,6 +57,7 @@ def judge(report: RunReport) -> Verdict:
         _hopeless,
         _components,
         _kept_apart,
+        _lookalikes,
         _turned,
         _doubtful,
         _polish,
@@ -182,6 +183,20 @@ def _kept_apart(report: RunReport) -> Iterator[Remark]:
             "fair",
             f"{sizes} stay apart: what would join them ({_list(pairs)}) is right with odds of "
             f"{_odds(bridge.log10_odds)}, and {_odds(bridge.needed_log10_odds)} are asked for.",
+            "Look at these photographs; if they show one place, take some in between.",
+        )
+
+
+def _lookalikes(report: RunReport) -> Iterator[Remark]:
+    """Remark on pairs that were left out because they would put one thing into two places."""
+    if report.lookalikes:
+        many = len(report.lookalikes)
+        pairs = [f"{report.images[i].name} with {report.images[j].name}" for i, j in report.lookalikes]
+        yield Remark(
+            "fair",
+            f"{many} {'pair matches' if many == 1 else 'pairs match'} but {'shows' if many == 1 else 'show'} different "
+            f"places with things that look alike ({_list(pairs)}), judging by those that match best, and "
+            f"{'was' if many == 1 else 'were'} left out.",
             "Look at these photographs; if they show one place, take some in between.",
         )
 

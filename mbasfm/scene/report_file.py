@@ -99,6 +99,7 @@ def report_to_json(report: RunReport) -> Json:
         "images": [_image_to_json(row) for row in report.images],
         "components": [_component_to_json(row) for row in report.components],
         "kept_apart": [asdict(bridge) for bridge in report.kept_apart],
+        "lookalikes": [list(pair) for pair in report.lookalikes],
         **({} if report.world is None else {"world": dict(report.world)}),
         "skipped": [asdict(item) for item in report.skipped],
         "stages": [stage_to_json(row) for row in report.stages],
@@ -163,6 +164,7 @@ def report_from_json(content: Any) -> RunReport:
         images=_each(_image_from_json, content["images"]),
         components=_each(_component_from_json, _components_of(content, stages)),
         kept_apart=_each(_bridge_from_json, content.get("kept_apart", [])),
+        lookalikes=_each(_pair_from_json, content.get("lookalikes", [])),
         world=content.get("world"),
         source=_text(content["source"]),
         settings=_facts(content["settings"]),
@@ -182,9 +184,14 @@ def report_from_json(content: Any) -> RunReport:
 
 def _bridge_from_json(content: Json) -> Bridge:
     first, second = (_each(_whole, group) for group in content["groups"])
-    pairs = _each(lambda pair: (_whole(pair[0]), _whole(pair[1])), content["pairs"])
+    pairs = _each(_pair_from_json, content["pairs"])
     odds = float(content["log10_odds"]), float(content["needed_log10_odds"])
     return Bridge((first, second), pairs, _whole(content["agreeing"]), *odds)
+
+
+def _pair_from_json(content: Any) -> tuple[int, int]:
+    first, second = _each(_whole, content)
+    return first, second
 
 
 def stage_row(content: Json) -> StageRow:

@@ -79,7 +79,7 @@ def finish(solved: Solved, priors: PosePriors | None, how: Finishing) -> Reconst
     names = tuple(photo.name for photo in observations.photos)
     registered, numbers = torch.from_numpy(component >= 0), torch.from_numpy(component)
     rows = image_rows(observations, component, reasons, adjustment)
-    report = RunReport(rows, tuple(component_row(item) for item in finished), graph.kept_apart)
+    report = RunReport(rows, tuple(component_row(item) for item in finished), graph.kept_apart, graph.lookalikes)
     _tell(rows, len(finished))
     models = tuple(item.model for item in finished)
     return Reconstruction(names, pose_graph(kept), cameras, registered, numbers, models, report)

@@ -122,6 +122,8 @@ class TwoView:
     """Share of the frame's textured area that the other sees, for i and for j."""
     rival: Float64[np.ndarray, "3 4"] | None = None
     """Alternative to j_from_i: two poses explain the image of one plane equally well."""
+    is_by_depth: bool = False
+    """Whether depth has suggested the pose."""
 
     @staticmethod
     def of_matches(i: int, j: int, matches: Int64[np.ndarray, "M 2"], inlier_ratio: float = 1.0) -> "TwoView":

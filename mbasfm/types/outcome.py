@@ -249,6 +249,8 @@ class RunReport:
     """Largest first."""
     kept_apart: tuple[Bridge, ...] = ()
     """Groups that look as if they belonged together, but not beyond doubt."""
+    lookalikes: tuple[tuple[int, int], ...] = ()
+    """Pairs that match but show different places; photographs are numbers of rows."""
     world: Mapping[str, Any] | None = None
     """Frame of reference of the result and how well each component fits it; None if none was asked for."""
     source: str = ""

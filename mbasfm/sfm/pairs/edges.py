@@ -23,6 +23,7 @@ from mbasfm.io.files import active_cache
 from mbasfm.matching.inference import shared_in_parallel
 from mbasfm.runtime.progress import each
 from mbasfm.sfm.intrinsics import StartIntrinsics, lenses_of, search_lens, with_searched_focal
+from mbasfm.sfm.pairs.doubts import SecondOpinion, Sights, leave_out_lookalikes
 from mbasfm.sfm.pairs.judge import DepthWitness, Verdict, judge_pairs
 from mbasfm.sfm.pairs.pose_graph import (
     MAX_TRIPLET_ERROR_DEG,
@@ -140,12 +141,25 @@ class Joined:
     cut: tuple[Bridge, ...]
 
 
+def beyond_doubt(views: Sequence[TwoView], verdict: Verdict) -> Bool[np.ndarray, " P"]:
+    """Which pairs prove what they join."""
+    odds, depth = _odds(views, verdict)
+    return (odds >= PROOF_LOG10) & (depth >= -MAX_DEPTH_LOG10_AGAINST)
+
+
+def _odds(views: Sequence[TwoView], verdict: Verdict) -> tuple[Float64[np.ndarray, " P"], Float64[np.ndarray, " P"]]:
+    """Log10 odds that pairs are right, and what depth has added to them."""
+    pairs = [(view.i, view.j) for view in views]
+    columns = ([known[pair] for pair in pairs] for known in (verdict.log10_odds, verdict.log10_depth))
+    odds, depth = (np.array(column, dtype=np.float64) for column in columns)
+    return odds, depth
+
+
 def cut_weak_bridges(views: Sequence[TwoView], verdict: Verdict, num_frames: int) -> Joined:
     """Join frames by pairs beyond doubt, then groups by pairs that agree; what joins nothing that is proven is cut."""
-    odds = np.array([verdict.log10_odds[view.i, view.j] for view in views])
-    depth = np.array([verdict.log10_depth[view.i, view.j] for view in views])
+    odds, depth = _odds(views, verdict)
     contested = depth < -MAX_DEPTH_LOG10_AGAINST
-    groups = _Groups(views, (odds >= PROOF_LOG10) & ~contested, num_frames)
+    groups = _Groups(views, beyond_doubt(views, verdict), num_frames)
     prior = float(np.log10(verdict.law.right_share / (1 - verdict.law.right_share)))
     ratio = np.where(contested, np.minimum(odds - prior, 0.0), odds - prior)
     candidates = groups.candidates(ratio, depth, prior)
@@ -247,6 +261,8 @@ class Trust:
 
     views: list[TwoView]
     verdict: Verdict
+    lookalikes: list[TwoView]
+    """Pairs that would show the same point in two places."""
     inconsistent: list[TwoView]
     """Pairs that disagree in most of their triangles."""
     cut: tuple[Bridge, ...]
@@ -256,7 +272,8 @@ class Trust:
         """Counts for the report."""
         weak = sum(not stands_alone(view) for view in self.views)
         counts = {"reversed": self.verdict.reversed, "doubtful": self.verdict.doubtful, "turned": self.verdict.turned}
-        return {**counts, "weak": weak, "inconsistent": len(self.inconsistent), "kept_apart": len(self.cut)}
+        counts |= {"weak": weak, "lookalike": len(self.lookalikes), "inconsistent": len(self.inconsistent)}
+        return {**counts, "kept_apart": len(self.cut)}
 
 
 def trust_pairs(
@@ -264,15 +281,19 @@ def trust_pairs(
     observations: Observations,
     intrinsics: Intrinsics,
     rays: Sequence[Float64[np.ndarray, "_ 3"]],
+    max_error_px: float,
 ) -> Trust:
-    """Ask depth, then triangles, then what every pair joins."""
+    """Ask depth, then the pairs that match all they should, then triangles, then what every pair joins."""
     focal = intrinsics.reference_focal.double().numpy()
     sizes, num_frames = intrinsics.sizes.numpy(), len(rays)
     witness = DepthWitness(observations.keypoints, observations.depths, sizes, rays, focal)
-    verdict = judge_pairs(views, witness)
-    kept, wrong = drop_inconsistent(choose_answers(verdict.views, num_frames), num_frames)
+    verdict = judge_pairs(SecondOpinion(observations, intrinsics, max_error_px).ask(views, witness), witness)
+    believed = choose_answers(verdict.views, num_frames)
+    sights = Sights(observations.keypoints, rays, intrinsics, observations.is_disparity)
+    believed, lookalikes = leave_out_lookalikes(believed, beyond_doubt(believed, verdict), sights)
+    kept, wrong = drop_inconsistent(believed, num_frames)
     joined = cut_weak_bridges(kept, verdict, num_frames)
-    return Trust(joined.views, verdict, wrong, joined.cut)
+    return Trust(joined.views, verdict, lookalikes, wrong, joined.cut)
 
 
 @dataclass(frozen=True)
@@ -288,6 +309,11 @@ class Graph:
         """Groups that were not joined, as the pairs between them are not beyond doubt."""
         return () if self.trust is None else self.trust.cut
 
+    @property
+    def lookalikes(self) -> tuple[tuple[int, int], ...]:
+        """Pairs that match but show different places."""
+        return () if self.trust is None else tuple((view.i, view.j) for view in self.trust.lookalikes)
+
 
 def build_graph(
     verified: Sequence[TwoView],
@@ -295,6 +321,7 @@ def build_graph(
     intrinsics: Intrinsics,
     tree: Tree,
     min_covisibility: float,
+    max_error_px: float,
 ) -> Graph:
     """The edges: pairs that are believed, agree with averaged rotations and see enough in common.
 
@@ -304,6 +331,6 @@ def build_graph(
     views = [view for view in verified if stands_alone(view)]
     if tree == "consistent" and verified:
         rays = rays_of(observations.keypoints, intrinsics)
-        trust = trust_pairs(verified, observations, intrinsics, rays)
+        trust = trust_pairs(verified, observations, intrinsics, rays, max_error_px)
         views = agree_with(trust.views, average_rotations(trust.views, num_frames), rays) if trust.views else []
     return Graph(select_edges(views, num_frames, min_covisibility), trust)

@@ -54,6 +54,9 @@ TWIN_LOG10 = 1.0
 MIN_LOG10_ODDS = -1.0
 """Of pairs that triangles may still judge; less is hopeless."""
 ROUNDS = 30
+MOST_CHANCE = 20.0
+"""Largest start and tail: chance brings no more, whatever a depth that is in no order says. Wrong pairs have tails of 3
+(tum_fr3_cabinet58) to 18 (dup_street19)."""
 MEDIAN_OF_TAIL, SPREAD_OF_TAIL = np.log(2.0), 0.4812
 """Median, and median absolute deviation from it, of an exponential distribution of length 1."""
 
@@ -90,10 +93,14 @@ class DepthWitness:
             for points, size, depth in zip(keypoints, sizes, depths, strict=True)
         ]
         self._rays, self._error = rays, MATCH_PX / focal
+        self._asked: dict[int, tuple[TwoView, list[tuple[float, float, float, float]]]] = {}
 
     def ask(self, views: Sequence[TwoView]) -> DepthOrders:
-        """Agreement of depth with the pose of every pair."""
-        rows = [self._ask(view) for view in views]
+        """Agreement of depth with the pose of every pair; the same object is asked once."""
+        for view in views:
+            if id(view) not in self._asked:
+                self._asked[id(view)] = view, self._ask(view)
+        rows = [self._asked[id(view)][1] for view in views]
         found, chance, sigma, error = np.array(rows).reshape(-1, 2, 4).transpose(2, 0, 1)
         # The spread over few moved maps is itself uncertain: half of what counts is the usual one.
         variance = sigma**2
@@ -201,13 +208,15 @@ def judge_pairs(views: Sequence[TwoView], witness: DepthWitness) -> Verdict:
     A pair that stands alone and that depth says nothing about is left to its triangles.
     """
     settled = settle_twins(views, witness)
-    orders = witness.ask(settled)
+    answers = witness.ask(settled)
+    # What has chosen a pose is no witness of it.
+    orders = _silenced(answers, np.array([view.is_by_depth for view in settled], dtype=bool))
     strength = strengths_of(settled)
     law = find_law(strength, orders)
     depth = depth_log_ratio(orders, law) / LN_10
     odds = _log_odds(strength, orders, law) / LN_10
-    speaks = np.isfinite(orders.found).any(1)
-    is_reversed = _is_reversed(orders, law)
+    speaks = np.isfinite(answers.found).any(1)
+    is_reversed = _is_reversed(answers, law)
     alone = np.array([stands_alone(view) for view in settled], dtype=bool)
     kept = ~is_reversed & np.where(alone, (odds > MIN_LOG10_ODDS) | ~speaks, (odds > 0) & (depth > 0))
     pairs = [(view.i, view.j) for view in settled]
@@ -220,6 +229,11 @@ def judge_pairs(views: Sequence[TwoView], witness: DepthWitness) -> Verdict:
         int(is_reversed.sum()),
         int((~kept & ~is_reversed).sum()),
     )
+
+
+def _silenced(orders: DepthOrders, silent: Bool[np.ndarray, " P"]) -> DepthOrders:
+    """Orders, but none of some pairs."""
+    return replace(orders, found=np.where(silent[:, None], np.nan, orders.found))
 
 
 def strengths_of(views: Sequence[TwoView]) -> Float64[np.ndarray, " P"]:
@@ -308,8 +322,8 @@ def _tail_of(strength: Float64[np.ndarray, " P"], weight: Float64[np.ndarray, " 
     values = np.concatenate([strength, PRIOR_STRENGTHS])
     weight = np.concatenate([weight, np.full(len(PRIOR_STRENGTHS), PRIOR_PAIRS / len(PRIOR_STRENGTHS))])
     middle = _median(values, weight)
-    tail = max(_median(np.abs(values - middle), weight) / SPREAD_OF_TAIL, PRIOR.chance_tail)
-    return max(middle - MEDIAN_OF_TAIL * tail, 0.0), tail
+    tail = float(np.clip(_median(np.abs(values - middle), weight) / SPREAD_OF_TAIL, PRIOR.chance_tail, MOST_CHANCE))
+    return float(np.clip(middle - MEDIAN_OF_TAIL * tail, 0.0, MOST_CHANCE)), tail
 
 
 def _median(values: Float64[np.ndarray, " P"], weight: Float64[np.ndarray, " P"]) -> float:
