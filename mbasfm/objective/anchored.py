@@ -189,7 +189,7 @@ class AnchoredForm:
     @property
     def _cells(self) -> Int[Tensor, " A"]:
         largest = torch.zeros(self.num_frames, 2, dtype=self.pixel.dtype)
-        largest.index_reduce_(0, self.frame, self.pixel, "amax")
+        largest.scatter_reduce_(0, self.frame[:, None].expand_as(self.pixel), self.pixel, "amax")
         return cells_of(self.pixel, largest[self.frame].clamp_min(1))
 
     def _loss(self, anchors: AnchorBlock, sight: Sight, table: WeightTable) -> float:
