@@ -5,14 +5,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Float64, Int64, Integer
 
 from mbasfm.geometry.subsets import lots, places
 from mbasfm.polish.polish import connect, is_doubled
 from mbasfm.types.observations import Keypoints, Samples, TwoView
 
-ROW = 64
-"""Samples in a row; an edge with more observations stands in several rows."""
+ROWS = (8, 16, 32, 64)
+"""Numbers of samples that a row may have; an edge with more observations stands in several rows."""
+ROW_COST = 8
+"""What a row costs beside its samples, in samples."""
 
 
 def draw_anchors(
@@ -29,10 +31,10 @@ def draw_anchors(
     lot = lots(seed, 0, frame, places(pixels))
     pairs = _match_ends(views, keypoints)
     tangled = is_doubled(frame, track)[track]
-    whole = _whole_tracks(frame, track, size, tangled, keypoints, lot)
+    whole = _whole_tracks(track, (size[track] >= 2) & ~tangled, keypoints, lot)
     parts = _own_matches(pairs[tangled[pairs[:, 0]]], frame)
-    sightings = whole.join(parts)
-    return _in_rows(_most_seen(sightings, pairs, frame, lot, tracks_per_frame, least_per_pair), frame, keypoints)
+    chosen = _most_seen(whole.join(parts), frame, lot, tracks_per_frame, least_per_pair)
+    return _in_rows(chosen, frame, keypoints)
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,15 @@ def _match_ends(views: Sequence[TwoView], keypoints: Sequence[Keypoints]) -> Int
     return np.concatenate(ends) if ends else np.zeros((0, 2), np.int64)
 
 
-def _whole_tracks(frame, track, size, tangled, keypoints, lot) -> _Sightings:
+def _whole_tracks(
+    track: Integer[np.ndarray, " P"],
+    is_member: Bool[np.ndarray, " P"],
+    keypoints: Sequence[Keypoints],
+    lot: Float64[np.ndarray, " P"],
+) -> _Sightings:
     """Every track from one of its keypoints: one with depth if there is any, else drawn by lot."""
     raw = np.concatenate([points.raw_depth for points in keypoints])
-    member = np.flatnonzero((size[track] >= 2) & ~tangled)
+    member = np.flatnonzero(is_member)
     member = member[np.lexsort([lot[member], ~np.isfinite(raw[member]), track[member]])]
     _, begin, count = np.unique(track[member], return_index=True, return_counts=True)
     anchor = np.repeat(member[begin], count)
@@ -78,7 +85,13 @@ def _own_matches(pairs: Int64[np.ndarray, "M 2"], frame: Int64[np.ndarray, " P"]
     return _Sightings(anchor, match, (1 / (1 + count[anchor])).astype(np.float32))
 
 
-def _most_seen(seen: _Sightings, pairs, frame, lot, tracks_per_frame: int, least_per_pair: int) -> _Sightings:
+def _most_seen(
+    seen: _Sightings,
+    frame: Int64[np.ndarray, " P"],
+    lot: Float64[np.ndarray, " P"],
+    tracks_per_frame: int,
+    least_per_pair: int,
+) -> _Sightings:
     """The anchors with the most sightings of each frame that is an end of theirs, and some of every pair."""
     count = np.bincount(seen.anchor, minlength=len(frame))
     priority = count + lot
@@ -107,14 +120,21 @@ def _in_rows(seen: _Sightings, frame: Int64[np.ndarray, " P"], keypoints: Sequen
     seen, source, target = seen.only(order), source[order], target[order]
     edge = source * len(keypoints) + target
     place = np.arange(len(edge)) - np.searchsorted(edge, edge)
-    begins = place % ROW == 0
+    size = _row_size(np.unique(edge, return_counts=True)[1])
+    begins = place % size == 0
     row = np.cumsum(begins) - 1
     pixels = np.concatenate([points.pixels for points in keypoints])
     raw = np.concatenate([points.raw_depth for points in keypoints])
     number = np.unique(seen.anchor, return_inverse=True)[1]
     values = np.concatenate([pixels[seen.anchor], pixels[seen.match], raw[seen.anchor, None]], 1)
-    data, numbers = (np.repeat(some[begins][:, None], ROW, 1) for some in (values, number))
+    data, numbers = (np.repeat(some[begins][:, None], size, 1) for some in (values, number))
     weight = np.zeros(numbers.shape, np.float32)
-    data[row, place % ROW], numbers[row, place % ROW], weight[row, place % ROW] = values, number, seen.weight
+    data[row, place % size], numbers[row, place % size], weight[row, place % size] = values, number, seen.weight
     edges = np.stack([source, target], 1)[begins]
     return Samples(*(torch.from_numpy(some) for some in (edges, data.astype(np.float32), weight, numbers)))
+
+
+def _row_size(count: Int64[np.ndarray, " E"]) -> int:
+    """Number of samples of a row with which edges with these numbers of observations cost least."""
+    cost = [np.ceil(count / size).sum() * (size + ROW_COST) for size in ROWS]
+    return ROWS[int(np.argmin(cost))]
