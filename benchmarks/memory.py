@@ -17,14 +17,15 @@ from typing import Any, Literal
 import torch
 import tyro
 from common import report
-from terrain import make_terrain, store_samples
+from terrain import make_terrain, store_samples, two_views
 
 from mbasfm.adjust.adjust import adjust
-from mbasfm.adjust.stage import PAPER_STAGES, SPLIT_STAGES
+from mbasfm.adjust.stage import ANCHORED, PAPER_STAGES
 from mbasfm.runtime.progress import peak_memory_mb, present_memory_mb
+from mbasfm.sfm.anchors import draw_anchors
 from mbasfm.sfm.sample_store import StoredSamples, create_samples, open_samples
-from mbasfm.sfm.samples import GB, Demand, Plan, plan_memory
-from mbasfm.types.observations import SampleSource
+from mbasfm.sfm.samples import FOLDER, GB, Demand, Plan, Stock, plan_memory
+from mbasfm.types.observations import Samples, SampleSource
 
 MB = 1 << 20
 NO_BUDGET = 0.0
@@ -41,10 +42,11 @@ class Options:
     """[GB]; 0: none."""
     folder: Path | None = None
     """Where shards are kept; by default a temporary folder."""
-    objective: Literal["split", "paper"] = "split"
+    anchors_per_frame: int = 400
+    objective: Literal["anchored", "paper"] = "anchored"
     phase: Literal["", "make", "cut", "adjust"] = ""
     plan: str = ""
-    """Of phase cut: samples per edge, edges, samples of a block."""
+    """Of phase cut: samples per edge, anchors per frame, edges, samples of a block."""
 
 
 def main(options: Options) -> None:
@@ -55,7 +57,7 @@ def main(options: Options) -> None:
         options = replace(options, folder=options.folder or Path(temporary))
         apart(options, "make")
         rows = []
-        for objective in ("split", "paper"):
+        for objective in ("anchored", "paper"):
             for budget in options.budgets:
                 told = apart(replace(options, objective=objective, budgets=(budget,)), "adjust")
                 rows.append({"objective": objective, "budget [GB]": budget or "none"} | json.loads(told))
@@ -67,6 +69,7 @@ def apart(options: Options, phase: str, plan: str = "") -> str:
     """A phase in a process of its own; returns the last line that it prints."""
     command = [sys.executable, __file__, "--phase", phase, "--folder", str(options.folder), "--plan", plan]
     command += ["--frames", str(options.frames), "--degree", str(options.degree), "--objective", options.objective]
+    command += ["--anchors-per-frame", str(options.anchors_per_frame)]
     command += ["--samples-per-edge", str(options.samples_per_edge), "--budgets", *map(str, options.budgets)]
     found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return found.splitlines()[-1] if found else ""
@@ -81,17 +84,30 @@ def make(options: Options) -> None:
 
 def cut(options: Options) -> None:
     """What a plan leaves of the samples: the first ones of each edge, and some pairs."""
-    samples_per_edge, num_edges, block_samples = map(int, options.plan.split())
+    samples_per_edge, anchors_per_frame, num_edges, block_samples = map(int, options.plan.split())
+    if anchors_per_frame:
+        cut_anchors(options, anchors_per_frame, num_edges, block_samples)
+        return
     whole = open_samples(_folder(options) / "all")
     i, j = whole.edges.unbind(-1)
     pair = torch.minimum(i, j) * options.frames + torch.maximum(i, j)
     keep = ((pair * 2654435761) % 1_000_003) < 1_000_003 * num_edges / whole.num_edges  # of a pair both edges
     kept: StoredSamples = whole.select(keep)
     block_edges = max(1, block_samples // samples_per_edge)
-    stored = create_samples(_folder(options) / "cut", kept.edges, kept.weight, samples_per_edge, block_edges)
+    mass = torch.full((kept.num_edges,), float(samples_per_edge))
+    stored = create_samples(_folder(options) / FOLDER, kept.edges, mass, samples_per_edge, block_edges)
     for some in torch.arange(kept.num_edges).split(4096):
         rows = kept.rows(slice(int(some[0]), int(some[-1]) + 1))
-        stored.put(some, rows.data[:, :samples_per_edge].contiguous())
+        few = rows.data[:, :samples_per_edge], rows.weight[:, :samples_per_edge]
+        stored.put(some, Samples(rows.edges, *few))
+
+
+def cut_anchors(options: Options, anchors_per_frame: int, num_edges: int, block_samples: int) -> None:
+    """Anchors of the nearest pairs."""
+    terrain = make_terrain(options.frames, num_edges / options.frames)
+    samples = draw_anchors(two_views(terrain)[0], terrain.keypoints, anchors_per_frame, 20, 0)
+    stock = Stock(Plan(0, anchors_per_frame, 0, block_samples, True, 0.0), _folder(options))
+    stock.keep(samples)
 
 
 def measure(options: Options) -> None:
@@ -100,18 +116,21 @@ def measure(options: Options) -> None:
     cameras = torch.load(_folder(options) / "cameras.pt", weights_only=False)
     num_edges = int(options.frames * options.degree)
     budget, used = options.budgets[0] * GB or None, present_memory_mb() * MB
-    is_split = options.objective == "split"
+    is_anchored = options.objective == "anchored"
     degree = int(1.5 * options.degree)  # of the frame that has most
-    demand = Demand(options.frames, degree, num_edges, options.samples_per_edge, is_split)
+    demand = Demand(
+        options.frames, degree, num_edges, options.samples_per_edge, is_anchored * options.anchors_per_frame
+    )
     plan = plan_memory(demand, budget, used)
     edges = min(num_edges, plan.pairs_per_frame * options.frames)
-    apart(options, "cut", f"{plan.samples_per_edge} {edges} {plan.block_samples}")
+    apart(options, "cut", f"{plan.samples_per_edge} {plan.anchors_per_frame} {edges} {plan.block_samples}")
     samples = _samples(options, plan)
-    stages = SPLIT_STAGES if is_split else PAPER_STAGES
+    stages = (ANCHORED,) if is_anchored else PAPER_STAGES
     adjust(cameras, samples, tuple(replace(stage, max_steps=1, restarts=0) for stage in stages))
     predicted, measured = plan.bytes_needed, peak_memory_mb() * MB
     facts: dict[str, Any] = {
-        "edges": samples.num_edges,
+        "rows": samples.num_edges,
+        "anchors": samples.num_anchors if is_anchored else 0,
         "samples": samples.samples_per_edge,
         "block": plan.block_samples,
         "on disk": str(plan.is_on_disk),
@@ -124,7 +143,7 @@ def measure(options: Options) -> None:
 
 
 def _samples(options: Options, plan: Plan) -> SampleSource:
-    stored = open_samples(_folder(options) / "cut")
+    stored = open_samples(_folder(options) / FOLDER)
     return stored if plan.is_on_disk else stored.rows(slice(0, stored.num_edges))
 
 

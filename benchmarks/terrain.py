@@ -13,7 +13,7 @@ from scipy.spatial.transform import Rotation
 
 from mbasfm.sfm.sample_store import StoredSamples, create_samples
 from mbasfm.types.cameras import Cameras, Intrinsics
-from mbasfm.types.observations import BLOCK_SAMPLES, Keypoints, TwoView
+from mbasfm.types.observations import BLOCK_SAMPLES, Keypoints, Samples, TwoView
 
 SIZE, FOCAL = (1024, 768), 800.0
 SPACING, HEIGHT, TILT_DEG = 0.9, 10.0, 6.0
@@ -111,10 +111,8 @@ def store_samples(terrain: Terrain, folder: Path, samples_per_edge: int, seed: i
     generator = np.random.default_rng([seed, 1])
     edges = np.concatenate([terrain.pairs, terrain.pairs[:, ::-1]])
     edges = edges[np.lexsort([edges[:, 1], edges[:, 0]])]
-    weight = torch.ones(len(edges))
-    stored = create_samples(
-        folder, torch.from_numpy(edges), weight, samples_per_edge, BLOCK_SAMPLES // samples_per_edge
-    )
+    mass = torch.full((len(edges),), float(samples_per_edge))
+    stored = create_samples(folder, torch.from_numpy(edges), mass, samples_per_edge, BLOCK_SAMPLES // samples_per_edge)
     for low in range(0, len(edges), 4096):
         rows = np.empty((len(edges[low : low + 4096]), samples_per_edge, 5), np.float32)
         for number, (i, j) in enumerate(edges[low : low + 4096].tolist()):
@@ -125,7 +123,8 @@ def store_samples(terrain: Terrain, folder: Path, samples_per_edge: int, seed: i
             rows[number, :, 2:4] = target.pixels[second[chosen]]
         wrong = generator.random(rows.shape[:2]) < OUTLIERS
         rows[wrong, 2:4] = generator.uniform(0, 1, (int(wrong.sum()), 2)) * SIZE
-        stored.put(torch.arange(low, low + len(rows)), torch.from_numpy(rows))
+        some = torch.arange(low, low + len(rows))
+        stored.put(some, Samples(stored.edges[some], torch.from_numpy(rows), torch.ones(rows.shape[:2])))
     return stored
 
 

@@ -26,7 +26,7 @@ from mbasfm.sfm.inputs import Given, UserFiles, folder_of, input_photos, read_gi
 from mbasfm.sfm.intrinsics import known_intrinsics
 from mbasfm.sfm.pairs.edges import build_graph, verify_pairs
 from mbasfm.sfm.pairs.pose_graph import find_components
-from mbasfm.sfm.samples import within_budget
+from mbasfm.sfm.samples import Stock, within_budget
 from mbasfm.sfm.start.candidates import start_cameras
 from mbasfm.sfm.start.race import Judge, adjust_best
 from mbasfm.types.cameras import Cameras
@@ -103,13 +103,17 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         parts = int(find_components(graph.views, len(seen.photos)).max(initial=-1)) + 1
         facts.update(graph.trust.facts() if graph.trust is not None else {})
         facts.update(edges=2 * len(graph.views), components=parts)
-    is_anchored = config.objective == "anchored"
-    demand = config.samples_per_edge, is_anchored, config.max_memory_gb
+    demand = config.samples_per_edge, config.objective == "anchored", config.max_memory_gb
     views, stock = within_budget(graph.views, len(seen.photos), *demand, folder)
     held = hold_out(views, seen.keypoints, config.seed)
     solved = Solved(seen, start, verified, replace(graph, views=views), held)
-    if not views:
-        return solved
+    return _adjust(solved, given, config, stock) if views else solved
+
+
+def _adjust(solved: Solved, given: Given, config: Config, stock: Stock) -> Solved:
+    """From edges to adjusted cameras: initialize, race, check by depth, settle on all tracks."""
+    seen, start, views, held = solved.observations, solved.start, solved.graph.views, solved.held
+    is_anchored, folder = config.objective == "anchored", stock.folder
 
     def draw(views: Sequence[TwoView], tracks: int) -> Samples:
         return draw_anchors(held.used(views), seen.keypoints, tracks, LEAST_PER_PAIR, config.seed)
@@ -122,9 +126,9 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
     if samples.num_edges == 0:
         say("no verified match has depth, so there is nothing to adjust")
         return solved
+    stages, fixed = stages_of(config, start.is_told), start.held(config.lens)
+    ways = [stages, without_depth(stages)] if is_anchored else [stages]
     with stage("adjust") as facts:
-        stages, fixed = stages_of(config, start.is_told), start.held(config.lens)
-        ways = [stages, without_depth(stages)] if is_anchored else [stages]
         judge = Judge.build(views, seen.keypoints, held, config.max_error_px) if config.tree == "consistent" else None
         winner = adjust_best(starts, len(ways), adjuster(samples, ways, fixed, given.priors, folder), judge)
         placed = Placed(winner.start, samples, winner.adjustment)
@@ -132,7 +136,7 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
     with stage("depth check") as facts:
         checked = drop_contradictions(views, winner.adjustment.cameras, seen.keypoints)
         facts["dropped"] = sum(v.num_inliers for v in views) - sum(v.num_inliers for v in checked)
-    solved = replace(solved, graph=replace(graph, views=checked), placed=placed)
+    solved = replace(solved, graph=replace(solved.graph, views=checked), placed=placed)
     if not is_anchored:
         return solved
 

@@ -191,7 +191,8 @@ def test_two_components_are_adjusted_apart(noisy):
         replace(start.intrinsics, **{k: torch.cat([v, v]) for k, v in vars(start.intrinsics).items()}),
         *(torch.cat([v, v]) for v in (start.depth_scale, start.depth_shift, start.is_disparity)),
     )
-    samples = Samples(*(torch.cat([v, v]) for v in vars(noisy.samples).values()))
+    once = noisy.samples
+    samples = Samples(*(torch.cat([v, v]) for v in (once.edges, once.data, once.weight)))
     samples.edges[len(noisy.samples.edges) :] += 12
     both = adjust(double, samples, SPLIT, Fixed.build(24, focal=True)).cameras
     for part in (slice(0, 12), slice(12, 24)):

@@ -86,8 +86,8 @@ def test_stopped_after_the_first_or_the_last_but_one_step_it_ends_the_same(scene
 def test_stopped_again_and_again_with_samples_on_disk(scene, tmp_path):
     cameras, samples = scene
     samples = replace(samples, weight=torch.ones_like(samples.weight))
-    stored = create_samples(tmp_path, samples.edges, samples.weight[:, 0], samples.samples_per_edge, 5)
-    stored.put(torch.arange(samples.num_edges), samples.data)
+    stored = create_samples(tmp_path, samples.edges, samples.edge_mass(), samples.samples_per_edge, 5)
+    stored.put(torch.arange(samples.num_edges), samples)
     expected, total = stop_after(-1, tmp_path / "whole.pt", cameras, stored, SHORT)
     found, count = None, 0
     while found is None:

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mbasfm.errors import ConfigError
+from mbasfm.errors import ConfigError, InputError
 from mbasfm.objective.anchor_block import (
     AnchorBlock,
     Prior,
@@ -30,11 +29,20 @@ from mbasfm.objective.anchor_block import (
     weights_of,
 )
 from mbasfm.objective.anchor_stars import Star, anchor_rows, reduced_gram, score_gram
-from mbasfm.objective.depth_prior import FIRST_SPREAD, NEAREST_FAR, DepthErrors, DepthTrust, cells_of, weigh_depth
+from mbasfm.objective.depth_prior import (
+    FIRST_SPREAD,
+    NEAREST_FAR,
+    DepthErrors,
+    DepthTrust,
+    cells_of,
+    inverse_depth_of,
+    typical_of,
+    weigh_depth,
+)
 from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
-from mbasfm.objective.edge_block import Block, Columns, blocks, nearest
+from mbasfm.objective.edge_block import Block, Columns, blocks, load_block, nearest
 from mbasfm.objective.losses import WeightTable, fit_weights, table_from_weights
-from mbasfm.objective.residual_kind import NO_INTRINSICS, Anchoring, BlockLoss, GramSink, LossShape, StarGram, stream
+from mbasfm.objective.residual_kind import NO_INTRINSICS, Anchoring, BlockLoss, GramSink, LossShape, StarGram
 from mbasfm.runtime.parallel import Share, deal
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
 from mbasfm.types.observations import SampleSource
@@ -105,19 +113,23 @@ class AnchoredForm:
     @staticmethod
     def build(samples: SampleSource, num_frames: int, shape: LossShape) -> "AnchoredForm":
         """Form on the given samples; processes share whole stars."""
+        samples = _by_source(samples)
         share = deal(blocks(samples), at_random=False)
-        frame = torch.zeros(samples.num_anchors, dtype=torch.long)
-        pixel, raw = torch.zeros(len(frame), 2, dtype=samples.dtype), torch.zeros(len(frame), dtype=samples.dtype)
+        count = samples.num_anchors
+        frame, pixel, raw = torch.zeros(count).long(), torch.zeros(count, 2), torch.zeros(count)
+        pixel, raw = pixel.to(samples.dtype), raw.to(samples.dtype)
         for chunk in share.blocks:
             rows = samples.rows(chunk)
             seen = rows.weight.reshape(-1) > 0
             number = rows.anchors.reshape(-1)[seen]
-            frame[number] = rows.edges[:, :1].expand_as(rows.anchors).reshape(-1)[seen]
+            frame[number] = 1 + rows.edges[:, :1].expand_as(rows.anchors).reshape(-1)[seen]
             data = rows.data.reshape(-1, 5)[seen]
             pixel[number], raw[number] = data[:, :2], data[:, 4]
         share.total(frame, pixel, raw)
+        # Numbers that nothing observes any more, because edges were left out, belong to the frame before.
+        raw, frame = raw.masked_fill(frame == 0, torch.nan), _ascending(frame).clamp_min(1) - 1
         how = shape.binning, shape.loss, shape.anchoring
-        typical = _typical(frame, raw, num_frames)
+        typical = typical_of(frame, raw, num_frames)
         return AnchoredForm(samples, num_frames, *how, share, frame, pixel, raw, typical)
 
     @property
@@ -193,7 +205,7 @@ class AnchoredForm:
     @property
     def _cells(self) -> Int[Tensor, " A"]:
         largest = torch.zeros(self.num_frames, 2, dtype=self.pixel.dtype)
-        largest.index_reduce_(0, self.frame, self.pixel, "amax")
+        largest.scatter_reduce_(0, self.frame[:, None].expand_as(self.pixel), self.pixel, "amax")
         return cells_of(self.pixel, largest[self.frame].clamp_min(1))
 
     def _loss(self, anchors: AnchorBlock, sight: Sight, table: WeightTable) -> float:
@@ -289,51 +301,41 @@ class AnchoredForm:
 
     def _stream(self, cameras: Cameras, columns: Columns) -> Iterator[tuple[slice, slice, AnchorBlock]]:
         """Blocks of this process with the range of their anchors."""
-        for chunk, block in stream(cameras, self.samples, columns, self.share):
-            number = self.samples.rows(chunk).anchors
-            anchors = anchor_block(block, number, self.anchoring.free_pixel)
-            first = int(number.min())
+        for chunk in self.share.blocks:
+            rows = self.samples.rows(chunk)
+            anchors = anchor_block(load_block(cameras, rows, columns), rows.anchors, self.anchoring.free_pixel)
+            first = int(rows.anchors.min())
             yield chunk, slice(first, first + anchors.num_anchors), anchors
 
     def _unit(self, cameras: Cameras) -> Float[Tensor, " A"]:
         """Inverse depth that a relative error of 1 means: the map's, but not much less than usual in its frame."""
         correction = cameras.depth_scale, cameras.depth_shift, cameras.is_disparity
-        rho = _inverse_depth(self.raw.double(), *(values[self.frame] for values in correction))[0]
-        usual = _inverse_depth(self.typical_raw, *correction)[0].clamp_min(1e-30)
+        rho = inverse_depth_of(self.raw.double(), *(values[self.frame] for values in correction))[0]
+        usual = inverse_depth_of(self.typical_raw, *correction)[0].clamp_min(1e-30)
         return rho.maximum(NEAREST_FAR * usual[self.frame])
 
     def _prior(self, cameras: Cameras, weight: Float[Tensor, " A"], unit: Float[Tensor, " A"], some: slice) -> Prior:
         """What the depth maps say about some anchors."""
         correction = cameras.depth_scale, cameras.depth_shift, cameras.is_disparity
         frame, raw = self.frame[some], self.raw[some].double()
-        rho, by_scale, by_shift, known = _inverse_depth(raw, *(values[frame] for values in correction))
+        rho, by_scale, by_shift, known = inverse_depth_of(raw, *(values[frame] for values in correction))
         dtype = self.samples.dtype
         weight = (weight[some] * known).to(dtype)
         return Prior(rho.to(dtype), unit[some].to(dtype), weight, by_scale.to(dtype), by_shift.to(dtype), known)
 
 
-def _inverse_depth(
-    raw: Tensor, scale: Tensor, shift: Tensor, disparity: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inverse depth by the map, its derivatives by log alpha and beta, and where the map says something."""
-    corrected = scale * raw + shift
-    known = raw.isfinite() & (disparity | (corrected > 0))
-    safe = corrected.where(known, torch.ones_like(corrected))
-    rho = torch.where(disparity, safe, 1 / safe)  # a disparity below 0 is as far as can be, and still pulls there
-    by_shift = torch.where(disparity, torch.ones_like(rho), -rho.square())
-    by_scale = by_shift * scale * raw.nan_to_num(0.0, 0.0, 0.0)
-    return rho, by_scale * known, by_shift * known, known
+def _by_source(samples: SampleSource) -> SampleSource:
+    """The samples with the edges of every frame together, as they are drawn."""
+    source = samples.edges[:, 0]
+    return samples if bool((source.diff() >= 0).all()) else samples.select(source.argsort(stable=True))
 
 
-def _typical(frame: Tensor, raw: Tensor, num_frames: int) -> Float[Tensor, " N"]:
-    """Median raw depth of the anchors of each frame; 1 where there is none."""
-    found = np.ones(num_frames)
-    values, start = raw.double().numpy(), np.searchsorted(frame.numpy(), np.arange(num_frames + 1))
-    for number in range(num_frames):
-        mine = values[start[number] : start[number + 1]]
-        mine = mine[np.isfinite(mine) & (mine > 0)]
-        found[number] = np.median(mine) if len(mine) else 1.0
-    return torch.from_numpy(found)
+def _ascending(frame: Int[Tensor, " A"]) -> Int[Tensor, " A"]:
+    """Frame of every anchor, gaps (0) filled with the frame before; InputError if numbers do not ascend with frames."""
+    filled = frame.cummax(0).values
+    if bool(((frame > 0) & (frame < filled)).any()):
+        raise InputError("anchors are not numbered from frame to frame; number those of frame 0 first, then of 1, ...")
+    return filled
 
 
 def _star_borders(source: Int[Tensor, " e"]) -> list[tuple[int, int]]:

@@ -55,6 +55,30 @@ class DepthTrust:
     """Weight of each anchor's relative depth error; 0 where there is none."""
 
 
+def inverse_depth_of(
+    raw: Tensor, scale: Tensor, shift: Tensor, disparity: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inverse depth by the map, its derivatives by log alpha and beta, and where the map says something."""
+    corrected = scale * raw + shift
+    known = raw.isfinite() & (disparity | (corrected > 0))
+    safe = corrected.where(known, torch.ones_like(corrected))
+    rho = torch.where(disparity, safe, 1 / safe)  # a disparity below 0 is as far as can be, and still pulls there
+    by_shift = torch.where(disparity, torch.ones_like(rho), -rho.square())
+    by_scale = by_shift * scale * raw.nan_to_num(0.0, 0.0, 0.0)
+    return rho, by_scale * known, by_shift * known, known
+
+
+def typical_of(frame: Tensor, raw: Tensor, num_frames: int) -> Float[Tensor, " N"]:
+    """Median raw depth of the anchors of each frame; 1 where there is none."""
+    found = np.ones(num_frames)
+    values, start = raw.double().numpy(), np.searchsorted(frame.numpy(), np.arange(num_frames + 1))
+    for number in range(num_frames):
+        mine = values[start[number] : start[number + 1]]
+        mine = mine[np.isfinite(mine) & (mine > 0)]
+        found[number] = np.median(mine) if len(mine) else 1.0
+    return torch.from_numpy(found)
+
+
 def weigh_depth(errors: DepthErrors, earlier: Float[Tensor, " N"]) -> DepthTrust:
     """Spread, correlation and weights from comparing depth with what matches say, given the spread believed before."""
     frame, cell = errors.frame.numpy(), errors.cell.numpy()

@@ -169,12 +169,14 @@ def mixture_weights(distribution: Distribution, dimension: int) -> Float[Tensor,
 
 
 def _mixture_sigmas(distribution: Distribution, dimension: int) -> Float[Tensor, "G M"]:
-    """Sigmas of the components, log-spaced from below the median to the truncation.
+    """Sigmas of the components, log-spaced from below that of good residuals to the truncation.
 
     Plane residuals of which something else absorbs one component pile up near 0, where narrow components would follow.
     """
-    median = distribution.quantile(0.5).clamp_min(float(distribution.binning.edges()[1]))
-    low, high = (0.1 if dimension == 1 else 0.5) * median, torch.full_like(median, 0.5 * distribution.binning.tau_max)
+    # A quarter of all residuals are good ones even where most are outliers.
+    size = distribution.quantile(0.5) * 0.1 if dimension == 1 else distribution.quantile(0.25) * 0.8
+    low = size.clamp_min(float(distribution.binning.edges()[1]) * (0.1 if dimension == 1 else 0.5))
+    high = torch.full_like(low, 0.5 * distribution.binning.tau_max)
     steps = torch.linspace(0, 1, MIXTURE_SIZE, dtype=torch.float64)
     return torch.exp(torch.lerp(low.minimum(0.2 * high).log()[:, None], high.log()[:, None], steps))
 

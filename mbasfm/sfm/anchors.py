@@ -14,8 +14,10 @@ from mbasfm.types.observations import Keypoints, Samples, TwoView
 FEW_TRACKS = 200
 """Tracks per frame that tell which of several starts is the best."""
 LEAST_PER_PAIR = 20
-ROW = 64
-"""Samples in a row; an edge with more observations stands in several rows."""
+ROWS = (8, 16, 32, 64)
+"""Numbers of samples that a row may have; an edge with more observations stands in several rows."""
+ROW_COST = 8
+"""What a row costs beside its samples, in samples."""
 
 
 def draw_anchors(
@@ -32,10 +34,10 @@ def draw_anchors(
     lot = lots(seed, 0, frame, places(pixels))
     pairs = match_ends(views, keypoints)
     tangled = is_doubled(frame, track)[track]
-    raw_depth = np.concatenate([points.raw_depth for points in keypoints])
-    whole = _whole_tracks(track, np.flatnonzero((size[track] >= 2) & ~tangled), raw_depth, lot)
-    seen = whole.join(_own_matches(pairs[tangled[pairs[:, 0]]], frame))
-    return _in_rows(_most_seen(seen, frame, lot, (tracks_per_frame, least_per_pair)), frame, keypoints)
+    whole = _whole_tracks(track, (size[track] >= 2) & ~tangled, keypoints, lot)
+    parts = _own_matches(pairs[tangled[pairs[:, 0]]], frame)
+    chosen = _most_seen(whole.join(parts), frame, lot, tracks_per_frame, least_per_pair)
+    return _in_rows(chosen, frame, keypoints)
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,15 @@ class _Sightings:
 
 
 def _whole_tracks(
-    track: Int64[np.ndarray, " P"],
-    member: Int64[np.ndarray, " K"],
-    raw_depth: Float32[np.ndarray, " P"],
+    track: Integer[np.ndarray, " P"],
+    is_member: Bool[np.ndarray, " P"],
+    keypoints: Sequence[Keypoints],
     lot: Float64[np.ndarray, " P"],
 ) -> _Sightings:
     """Every track from one of its keypoints: one with depth if there is any, else drawn by lot."""
-    member = member[np.lexsort([lot[member], ~np.isfinite(raw_depth[member]), track[member]])]
+    raw = np.concatenate([points.raw_depth for points in keypoints])
+    member = np.flatnonzero(is_member)
+    member = member[np.lexsort([lot[member], ~np.isfinite(raw[member]), track[member]])]
     _, begin, count = np.unique(track[member], return_index=True, return_counts=True)
     anchor = np.repeat(member[begin], count)
     seen = anchor != member
@@ -79,7 +83,11 @@ def _own_matches(pairs: Int64[np.ndarray, "M 2"], frame: Int64[np.ndarray, " P"]
 
 
 def _most_seen(
-    seen: _Sightings, frame: Int64[np.ndarray, " P"], lot: Float64[np.ndarray, " P"], counts: tuple[int, int]
+    seen: _Sightings,
+    frame: Int64[np.ndarray, " P"],
+    lot: Float64[np.ndarray, " P"],
+    tracks_per_frame: int,
+    least_per_pair: int,
 ) -> _Sightings:
     """The anchors with the most sightings of each frame that is an end of theirs, and some of every pair."""
     count = np.bincount(seen.anchor, minlength=len(frame))
@@ -87,9 +95,9 @@ def _most_seen(
     owner = np.concatenate([seen.anchor, np.unique(seen.anchor)])
     where = frame[np.concatenate([seen.match, np.unique(seen.anchor)])]
     chosen = np.zeros(len(frame), dtype=bool)
-    chosen[owner[first_of_each(where, priority[owner], counts[0])]] = True
+    chosen[owner[first_of_each(where, priority[owner], tracks_per_frame)]] = True
     edge = frame[seen.anchor] * (frame.max(initial=0) + 1) + frame[seen.match]
-    chosen[seen.anchor[first_of_each(edge, priority[seen.anchor], counts[1])]] = True
+    chosen[seen.anchor[first_of_each(edge, priority[seen.anchor], least_per_pair)]] = True
     return seen.only(chosen[seen.anchor])
 
 
@@ -100,14 +108,21 @@ def _in_rows(seen: _Sightings, frame: Int64[np.ndarray, " P"], keypoints: Sequen
     seen, source, target = seen.only(order), source[order], target[order]
     edge = source * len(keypoints) + target
     place = np.arange(len(edge)) - np.searchsorted(edge, edge)
-    begins = place % ROW == 0
+    size = _row_size(np.unique(edge, return_counts=True)[1])
+    begins = place % size == 0
     row = np.cumsum(begins) - 1
     pixels = np.concatenate([points.pixels for points in keypoints])
     raw = np.concatenate([points.raw_depth for points in keypoints])
     number = np.unique(seen.anchor, return_inverse=True)[1]
     values = np.concatenate([pixels[seen.anchor], pixels[seen.match], raw[seen.anchor, None]], 1)
-    data, numbers = (np.repeat(some[begins][:, None], ROW, 1) for some in (values, number))
+    data, numbers = (np.repeat(some[begins][:, None], size, 1) for some in (values, number))
     weight = np.zeros(numbers.shape, np.float32)
-    data[row, place % ROW], numbers[row, place % ROW], weight[row, place % ROW] = values, number, seen.weight
+    data[row, place % size], numbers[row, place % size], weight[row, place % size] = values, number, seen.weight
     edges = np.stack([source, target], 1)[begins]
     return Samples(*(torch.from_numpy(some) for some in (edges, data.astype(np.float32), weight, numbers)))
+
+
+def _row_size(count: Int64[np.ndarray, " E"]) -> int:
+    """Number of samples of a row with which edges with these numbers of observations cost least."""
+    cost = [np.ceil(count / size).sum() * (size + ROW_COST) for size in ROWS]
+    return ROWS[int(np.argmin(cost))]

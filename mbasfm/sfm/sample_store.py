@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mbasfm.errors import InputError
 from mbasfm.io.files import read_arrays
 from mbasfm.types.observations import Samples
 
-COLUMNS = 5
+COLUMNS = 7
+"""Numbers kept of a sample: those of the data matrix, its weight, and the bits of its anchor's number."""
 SHARD_BYTES = 1 << 28
 INDEX_NAME = "index.npz"
 
@@ -24,12 +25,14 @@ class StoredSamples:
 
     folder: Path
     edges: Int[Tensor, "E 2"]
-    weight: Float32[Tensor, " E"]
-    """Weight of every sample of the edge."""
+    mass: Float[Tensor, " E"]
+    """Sum of the weights of each edge."""
     row: Int[Tensor, " E"]
     """Row in which each edge is stored."""
     samples_per_edge: int
     num_rows: int
+    num_anchors: int
+    """One more than the largest number of a pixel."""
     block_edges: int
     """Number of edges that are read and processed at once."""
 
@@ -52,21 +55,28 @@ class StoredSamples:
             data = np.empty((len(self.row[chunk]), self.samples_per_edge, COLUMNS), np.float32)
             for shard, wanted, local in parts:
                 data[wanted] = self._map(shard, "r")[local]
-        weight = self.weight[chunk, None].expand(-1, self.samples_per_edge)
-        return Samples(self.edges[chunk], torch.from_numpy(data), weight)
+        values, bits = torch.from_numpy(data), torch.from_numpy(data[..., 6].view(np.int32))
+        return Samples(self.edges[chunk], values[..., :5], values[..., 5], bits.long())
 
     def select(self, wanted: Bool[Tensor, " E"] | Int[Tensor, " M"]) -> "StoredSamples":
         """Samples of some edges, by a mask or by number; nothing is copied on disk."""
-        return replace(self, edges=self.edges[wanted], weight=self.weight[wanted], row=self.row[wanted])
+        return replace(self, edges=self.edges[wanted], mass=self.mass[wanted], row=self.row[wanted])
 
     def edge_mass(self) -> Float[Tensor, " E"]:
         """Sum of the weights of each edge."""
-        return self.weight.double() * self.samples_per_edge
+        return self.mass
 
-    def put(self, wanted: Int[Tensor, " M"], data: Float32[Tensor, "M K 5"]) -> None:
+    def put(self, wanted: Int[Tensor, " M"], samples: Samples) -> None:
         """Write the samples of some edges."""
-        for shard, some, local in self._by_shard(self.row[wanted].numpy()):
-            self._map(shard, "r+")[local] = data[torch.from_numpy(some)].numpy()
+        row = self.row[wanted]
+        anchor = samples.anchor
+        if anchor is None:  # numbered as in all samples together
+            anchor = row[:, None] * self.samples_per_edge + torch.arange(self.samples_per_edge)
+        values = np.empty((*samples.weight.shape, COLUMNS), np.float32)
+        values[..., :5], values[..., 5] = samples.data.numpy(), samples.weight.numpy()
+        values[..., 6] = anchor.to(torch.int32).numpy().view(np.float32)
+        for shard, some, local in self._by_shard(row.numpy()):
+            self._map(shard, "r+")[local] = values[some]
 
     @property
     def _shard_rows(self) -> int:
@@ -90,21 +100,21 @@ class StoredSamples:
 def create_samples(
     folder: Path,
     edges: Int[Tensor, "E 2"],
-    weight: Float32[Tensor, " E"],
+    mass: Float[Tensor, " E"],
     samples_per_edge: int,
     block_edges: int,
+    num_anchors: int | None = None,
 ) -> StoredSamples:
-    """Empty samples of all edges on disk, which ``put`` fills."""
+    """Empty samples of all edges on disk, which ``put`` fills; without a number of anchors, each sample is its own."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("samples-*.f32"):
         old.unlink()
-    stored = StoredSamples(
-        folder, edges, weight, torch.arange(len(edges)), samples_per_edge, len(edges), max(1, block_edges)
-    )
+    num_anchors = len(edges) * samples_per_edge if num_anchors is None else num_anchors
+    sizes = np.array([samples_per_edge, len(edges), num_anchors, max(1, block_edges)])
+    stored = StoredSamples(folder, edges, mass.double(), torch.arange(len(edges)), *sizes.tolist())
     for shard in range(-(-len(edges) // stored._shard_rows)):
         stored._map(shard, "w+")
-    sizes = np.array([samples_per_edge, stored.block_edges])
-    np.savez(folder / INDEX_NAME, edges=edges.numpy(), weight=weight.numpy(), sizes=sizes)
+    np.savez(folder / INDEX_NAME, edges=edges.numpy(), mass=stored.mass.numpy(), sizes=sizes)
     return stored
 
 
@@ -112,8 +122,10 @@ def open_samples(folder: Path) -> StoredSamples:
     """Samples stored earlier."""
     try:
         index = read_arrays(folder / INDEX_NAME)
-        edges, weight = torch.from_numpy(index["edges"]), torch.from_numpy(index["weight"])
-        samples_per_edge, block_edges = index["sizes"].tolist()
+        edges, mass = torch.from_numpy(index["edges"]), torch.from_numpy(index["mass"])
+        samples_per_edge, num_rows, num_anchors, block_edges = index["sizes"].tolist()
     except (InputError, ValueError, KeyError) as error:
         raise InputError(f"{folder}: no samples there ({error}); draw them again") from error
-    return StoredSamples(folder, edges, weight, torch.arange(len(edges)), samples_per_edge, len(edges), block_edges)
+    return StoredSamples(
+        folder, edges, mass, torch.arange(num_rows), samples_per_edge, num_rows, num_anchors, block_edges
+    )

@@ -1,8 +1,8 @@
 """K correspondences with depth on every edge of the pose graph, as many as memory allows.
 
 Where there is too little memory, pairs and samples are reduced, and a large data matrix goes to disk. What stays in
-memory grows with edges (normal equations, their copy for the solver) and, where the residual is split, with samples
-(their spread and vote, 8 bytes).
+memory grows with edges (normal equations, their copy for the solver) and with anchors, where there are any (their
+unknowns, and what matches and depth say about them).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,13 @@ BYTES_PER_FRAME = 40_000
 """Bytes per frame: histograms and their tables."""
 BYTES_PER_SAMPLE = 24
 """Bytes per sample that is kept in memory."""
-BYTES_PER_SPLIT_SAMPLE = 8
+BYTES_PER_ANCHOR = 300
+"""Bytes per anchor: where it is, its unknowns before and after a step, and what its depth is compared with."""
+BYTES_PER_COUPLED = 2100
+"""Bytes per pair of frames that see anchors of a third: a block of the matrix, and both triangles for the solver."""
+COUPLED_PAIRS = 2
+"""Number of such pairs per edge: where neighbours lie in a plane, there are four times as many within twice the reach,
+and every pair has two edges."""
 BYTES_PER_BLOCK_SAMPLE = 900
 """Bytes per sample of a block in progress: residuals, rows and intermediate values."""
 LEAST_BLOCK, LEAST_SAMPLES, LEAST_PAIRS = 1 << 14, 40, 8
@@ -48,7 +54,7 @@ FOLDER = "samples"
 class SampleStore(Protocol):
     """Storage of the samples of all edges."""
 
-    def put(self, wanted: Int64[torch.Tensor, " M"], data: Float32[torch.Tensor, "M K 5"]) -> None:
+    def put(self, wanted: Int64[torch.Tensor, " M"], samples: Samples) -> None:
         """Write the samples of some edges."""
 
 
@@ -58,11 +64,11 @@ Store = TypeVar("Store", bound=SampleStore)
 def draw_samples(views: Sequence[TwoView], keypoints: Sequence[Keypoints], samples_per_edge: int, seed: int) -> Samples:
     """Samples of all edges, in memory; see ``draw_into``."""
 
-    def create(edges: Int64[torch.Tensor, "E 2"], weight: Float32[torch.Tensor, " E"]) -> _InMemory:
-        return _InMemory(edges, weight, torch.zeros(len(edges), samples_per_edge, 5))
+    def create(edges: Int64[torch.Tensor, "E 2"], mass: Float32[torch.Tensor, " E"]) -> _InMemory:
+        count = len(edges), samples_per_edge
+        return _InMemory(Samples(edges, torch.zeros(*count, 5), torch.zeros(count)))
 
-    found = draw_into(create, views, keypoints, samples_per_edge, seed)
-    return Samples(found.edges, found.data, found.weight[:, None].repeat(1, samples_per_edge))
+    return draw_into(create, views, keypoints, samples_per_edge, seed).samples
 
 
 def draw_into(
@@ -74,36 +80,36 @@ def draw_into(
 ) -> Store:
     """Samples drawn with replacement from each edge's verified matches with depth; edges without any are left out.
 
-    ``create`` gives storage for edges, sorted by source frame, with a weight for all samples of each. The weights of an
-    edge sum to min(K, distinct matches): thirty matches must not count like three thousand.
+    ``create`` gives storage for edges, sorted by source frame, whose samples have the given mass together:
+    min(K, distinct matches), as thirty matches must not count like three thousand.
     """
     found = [(source, target, len(matches)) for source, target, matches in _directed(views, keypoints) if len(matches)]
     source, target, count = np.array(found, dtype=np.int64).reshape(-1, 3).T
     order = np.lexsort([target, source])
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    weight = (np.minimum(count, samples_per_edge) / samples_per_edge).astype(np.float32)
-    edges = np.stack([source, target], -1)
-    store = create(torch.from_numpy(edges[order]), torch.from_numpy(weight[order]))
+    mass = torch.from_numpy(np.minimum(count, samples_per_edge).astype(np.float32))
+    edges = torch.from_numpy(np.stack([source, target], -1))
+    store = create(edges[order], mass[order])
     drawn = (
         _rows(_draw(matches, (source, target), keypoints, samples_per_edge, seed), keypoints[source], keypoints[target])
         for source, target, matches in _directed(views, keypoints)
         if len(matches)
     )
     for low in range(0, len(place), WRITE_EDGES):
-        rows = np.stack(list(islice(drawn, WRITE_EDGES)))
-        store.put(torch.from_numpy(place[low : low + WRITE_EDGES]), torch.from_numpy(rows))
+        some = slice(low, low + WRITE_EDGES)
+        rows = torch.from_numpy(np.stack(list(islice(drawn, WRITE_EDGES))))
+        weight = (mass[some, None] / samples_per_edge).expand(rows.shape[:2])
+        store.put(torch.from_numpy(place[some]), Samples(edges[some], rows, weight))
     return store
 
 
 @dataclass(frozen=True)
 class _InMemory:
-    edges: Int64[torch.Tensor, "E 2"]
-    weight: Float32[torch.Tensor, " E"]
-    data: Float32[torch.Tensor, "E K 5"]
+    samples: Samples
 
-    def put(self, wanted: Int64[torch.Tensor, " M"], data: Float32[torch.Tensor, "M K 5"]) -> None:
-        self.data[wanted] = data
+    def put(self, wanted: Int64[torch.Tensor, " M"], samples: Samples) -> None:
+        self.samples.data[wanted], self.samples.weight[wanted] = samples.data, samples.weight
 
 
 def _directed(
@@ -136,6 +142,7 @@ class Plan:
     """Plan that fits into memory."""
 
     samples_per_edge: int
+    anchors_per_frame: int
     pairs_per_frame: int
     block_samples: int
     is_on_disk: bool
@@ -160,8 +167,8 @@ class Demand:
     """Number of pairs of the frame that has most."""
     num_edges: int
     samples_per_edge: int
-    is_split: bool
-    """Whether the residual is the split one, which takes more memory per sample."""
+    anchors_per_frame: int = 0
+    """Number of anchors of a frame; 0 where the residual has none."""
 
 
 def plan_memory(demand: Demand, budget: float | None = None, used: float = 0.0) -> Plan:
@@ -180,9 +187,11 @@ def plan_memory(demand: Demand, budget: float | None = None, used: float = 0.0) 
                 on_disk = block < BLOCK_SAMPLES or matrix > min(LARGE_MATRIX, 0.3 * room)
                 needed = used + BYTES_AT_FIRST + BYTES_PER_EDGE * edges + BYTES_PER_FRAME * num_frames
                 needed += BYTES_PER_BLOCK_SAMPLE * block + (0 if on_disk else matrix)
-                needed += demand.is_split * BYTES_PER_SPLIT_SAMPLE * edges * samples
+                anchors = -(-demand.anchors_per_frame * samples // demand.samples_per_edge)
+                coupled = COUPLED_PAIRS * edges if anchors else 0
+                needed += BYTES_PER_ANCHOR * anchors * num_frames + BYTES_PER_COUPLED * coupled
                 if budget is None or needed <= budget:
-                    return Plan(samples, pairs, block, on_disk, needed)
+                    return Plan(samples, anchors, pairs, block, on_disk, needed)
     assert budget is not None
     raise ConfigError(
         f"max_memory_gb {budget / GB:g} is too little: {num_frames} photographs need at least {needed / GB:.1f} GB;"
@@ -204,19 +213,28 @@ class Stock:
     plan: Plan
     folder: Path | None
 
-    def keep(self, samples: Samples) -> SampleSource:
-        """The samples."""
-        return samples
-
     def draw(self, views: Sequence[TwoView], keypoints: Sequence[Keypoints], seed: int) -> SampleSource:
         """Samples in memory or, where they are many, on disk, written by one process and read by all."""
         count = self.plan.samples_per_edge
         if not self.plan.is_on_disk or self.folder is None:
             return draw_samples(views, keypoints, count, seed)
-        folder, block_edges = self.folder / FOLDER, max(1, self.plan.block_samples // count)
+        folder, block_edges = self.folder / FOLDER, self.plan.block_samples // count
         if is_main():
             create = partial(create_samples, folder, samples_per_edge=count, block_edges=block_edges)
             draw_into(create, views, keypoints, count, seed)
+        wait_for_all()
+        return open_samples(folder)
+
+    def keep(self, samples: Samples) -> SampleSource:
+        """The samples themselves or, where there are many, a copy on disk, written by one process and read by all."""
+        if not self.plan.is_on_disk or self.folder is None:
+            return samples
+        folder, count = self.folder / FOLDER, samples.samples_per_edge
+        if is_main():
+            sizes = count, self.plan.block_samples // count, samples.num_anchors
+            stored = create_samples(folder, samples.edges, samples.edge_mass(), *sizes)
+            for some in torch.arange(samples.num_edges).split(WRITE_EDGES):
+                stored.put(some, samples.select(some))
         wait_for_all()
         return open_samples(folder)
 
@@ -225,14 +243,14 @@ def within_budget(
     views: list[TwoView],
     num_frames: int,
     samples_per_edge: int,
-    is_split: bool,
+    anchors_per_frame: int,
     max_memory_gb: float | None,
     folder: Path | None,
 ) -> tuple[list[TwoView], Stock]:
     """The pairs that fit into memory, and the storage of their samples."""
     degree = int(np.bincount([end for view in views for end in (view.i, view.j)], minlength=1).max())
     budget, used = None if max_memory_gb is None else max_memory_gb * GB, present_memory_mb() * (1 << 20)
-    demand = Demand(num_frames, degree, 2 * len(views), samples_per_edge, is_split)
+    demand = Demand(num_frames, degree, 2 * len(views), samples_per_edge, anchors_per_frame)
     plan = from_main(lambda: plan_memory(demand, budget, used))  # the same on all, whatever memory each has in use
     if plan.pairs_per_frame < degree:
         views = strongest_pairs(views, num_frames, plan.pairs_per_frame)
