@@ -142,7 +142,7 @@ def _adjust(solved: Solved, given: Given, config: Config, stock: Stock) -> Solve
 
     def settle(views: Sequence[TwoView], cameras: Cameras) -> Placed:
         samples = stock.keep(draw(views, config.tracks_per_frame))
-        run = adjuster(samples, ways, fixed, given.priors, folder)
+        run = adjuster(samples, [stages[-1:] for stages in ways], fixed, given.priors, folder)
         return Placed(winner.start, samples, run(SETTLING, cameras, winner.way))
 
     with stage("settle") as facts:

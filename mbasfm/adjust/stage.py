@@ -72,7 +72,10 @@ SPLIT = Stage("split", "split", tau_max=1000.0, log_scale=0.2, loss="mixture")
 mixture weights adapt from a rough start, where errors are hundreds of pixels, to the end."""
 
 ANCHORED = Stage("anchored", "anchored", tau_max=1000.0, log_scale=0.2, loss="mixture", tolerance_per_unknown=1e-2)
-"""Stage of anchors, whose inverse depths are marginalized. Its weights adapt from a rough start to the end."""
+"""Stage of anchors, whose inverse depths are marginalized. Its weights are those of the residuals' distribution."""
+ROUGH = replace(ANCHORED, name="rough", loss="soft_l1")
+"""The same with a loss that is nearly convex: from a start that is far off, a distribution of residuals may confirm a
+wrong fold of a scene, with all that speaks against it as outliers."""
 NEXT_TO_NO_FAITH = 1e-4
 
 ANNEALING_PX = (8.0, 4.0)
@@ -87,7 +90,7 @@ PAPER_STAGES = (COARSE, FINE)
 """The stages of the paper."""
 SPLIT_STAGES = (SPLIT,)
 """The stage of the split residual."""
-ANCHORED_STAGES = (ANCHORED,)
+ANCHORED_STAGES = (ROUGH, ANCHORED)
 """The default stages."""
 
 

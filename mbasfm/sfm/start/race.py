@@ -24,8 +24,8 @@ from mbasfm.types.observations import Keypoints, TwoView
 
 MIN_TRANSFERS = 30
 """Least number of checks in a component; with fewer it is undecided."""
-DOUBT = 2.0
-"""Standard deviations of the mean gain over frames by which a candidate must be better than another."""
+LEAST_GAIN = 5e-4
+"""Mean gain by which a later candidate must be better than an earlier one."""
 LIMITS_PX = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Limits of the error; the score is the mean share of points within them [px at a long side of 1024]."""
 MOST = 0.5
@@ -49,7 +49,7 @@ def agreement(cameras: Cameras, transfers: Transfers) -> Float64[np.ndarray, " N
 def choose(
     candidates: Sequence[Cameras], transfers: Transfers, component: Int64[np.ndarray, " N"], otherwise: int
 ) -> Int64[np.ndarray, " N"]:
-    """Number of the best candidate for each frame's component; a later one must be better beyond doubt.
+    """Number of the best candidate for each frame's component; a later one must be better by more than rounding.
 
     It is ``otherwise`` in components where hardly any track has three frames.
     """
@@ -64,13 +64,9 @@ def choose(
 
 
 def _winner(scores: Float64[np.ndarray, "C F"]) -> int:
-    """Candidate that frames agree with most; a later one wins only beyond doubt, by gains of single frames."""
-    best = 0
-    for number in range(1, len(scores)):
-        gain = scores[number] - scores[best]
-        if gain.mean() > DOUBT * gain.std(ddof=1) / np.sqrt(len(gain)):
-            best = number
-    return best
+    """Candidate that frames agree with most; an earlier one unless a later is better by more than rounding can tell."""
+    mean = scores.mean(1)
+    return int(np.flatnonzero(mean >= mean.max() - LEAST_GAIN)[0])
 
 
 def mix(candidates: Sequence[Cameras], chosen: Int64[np.ndarray, " N"]) -> Cameras:
