@@ -131,7 +131,7 @@ def _shrunk(own: Float64[np.ndarray, " N"], count: Float64[np.ndarray, " N"]) ->
     return np.clip(np.exp(share * logarithm + (1 - share) * np.log(common)), *SPREAD_RANGE)
 
 
-def cells_of(pixels: Float[Tensor, "M 2"], sizes: Int[Tensor, "M 2"]) -> Int[Tensor, " M"]:
+def cells_of(pixels: Float[Tensor, "M 2"], sizes: Float[Tensor, "M 2"]) -> Int[Tensor, " M"]:
     """Cell of each pixel of an image of the given size."""
     grid = torch.tensor(CELLS)
     place = (pixels / sizes * grid).long().clamp_min(0).minimum(grid - 1)
