@@ -1,4 +1,4 @@
-"""Re-localization: poses of new photographs in the world of a map, all at once or one at a time."""
+"""Re-localization: poses of new photographs in the world of a map, with the help of each other or one at a time."""
 
 import tempfile
 from collections.abc import Sequence
@@ -98,11 +98,7 @@ class Map:
             lenses = with_focals(prepared, queries, lenses)
             unknowns = [unknown_of(prepared, *item) for item in zip(queries, lenses, is_known, strict=True)]
             known = Known(prepared.cameras, prepared.keypoints)
-            settings = Settings(config.samples_per_edge, config.max_error_px, config.seed)
-            if config.independent:
-                found = [register(known, [item], {}, settings)[0] for item in unknowns]
-            else:
-                found = register(known, unknowns, links, settings)
+            found = register(known, unknowns, links, Settings(config.samples_per_edge, config.seed))
             located = tuple(_located(*item) for item in zip(queries, lenses, found, strict=True))
             facts["localized"] = sum(item.localized for item in located)
         return Placement(queries, links, located)

@@ -1,8 +1,7 @@
 """Registration of queries in a map: a start for each from its points, then adjustment with the map held.
 
-Where depth adds no more error than matches and the map's poses have anyway, as a sensor's does, the paper's residual is
-used: matches and depth count alike. Where it is rough, the residual is split at the epipolar line. Which of the two it
-is, is measured at the start.
+Keypoints of the map are anchors whose depth is a prior of measured spread; keypoints of queries are anchors without
+depth, which the frames of the map see.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,25 +13,20 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from mbasfm.adjust.adjust import Adjustment, adjust
-from mbasfm.adjust.stage import FINE, SPLIT, Stage, annealed
+from mbasfm.adjust.stage import ANCHORED, Priors
 from mbasfm.estimators.absolute import LIMITS_PX, Sightings, Support, best_pose, residuals_px, support_of
-from mbasfm.geometry.camera import line_distances_px
-from mbasfm.objective.isotropic import isotropic
-from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
-from mbasfm.objective.split import split
-from mbasfm.sfm.samples import draw_samples
+from mbasfm.localization.anchors import anchor_matches
 from mbasfm.types.cameras import Cameras, Fixed, Intrinsics, Lens
-from mbasfm.types.observations import Keypoints, Samples, TwoView
+from mbasfm.types.observations import Keypoints, TwoView
 from mbasfm.types.outcome import NoPose, Reason
 
 AGREES_PX = 30.0
 """Largest error, at the start, of a match that takes part in the adjustment [px at a long side of 1024]."""
-ROUGH_FACTOR = 3.0
-"""Factor on the distance from epipolar lines that matches without a point may have."""
-MAX_STRETCH = 3.0
-"""Stretch of residuals along the epipolar line beyond which depth is rough."""
-LOG_FOCAL_SIGMA = 0.05
-"""Log standard deviation of free focal lengths, which come from metadata or from the points themselves."""
+FEW_KEYPOINTS = 100
+"""Number of keypoints that agree with the map below which other queries help to place one."""
+STAGE = replace(ANCHORED, restarts=0, priors=Priors(log_focal=0.05))
+"""Stage of the adjustment. Free focal lengths come from metadata or from the points themselves, so that they are nearly
+right; a frame that nothing agrees with is not localized, and not started again elsewhere."""
 MIN_INLIERS = 12
 MAX_LOG10_FALSE_ALARMS = -6.0
 MIN_INLIER_SHARE = 0.05
@@ -83,7 +77,6 @@ class Settings:
     """Settings of registration, as in LocalizeConfig."""
 
     samples_per_edge: int = 400
-    max_error_px: float = 3.0
     seed: int = 0
 
 
@@ -92,18 +85,23 @@ Links = Mapping[tuple[int, int], Int64[np.ndarray, "_ 2"]]
 
 
 def register(known: Known, unknowns: Sequence[Unknown], links: Links, settings: Settings) -> list[Registered]:
-    """Poses of all queries at once; those that the map alone cannot place get a second chance through the others."""
-    results = _register(known, unknowns, links, settings)
-    placed = {n: pose for n, r in enumerate(results) if (pose := r.cam_from_world) is not None}
+    """Poses of all queries: each by the map, and those that it holds badly or not at all by the others as well."""
+    results = [_register(known, item, settings) for item in unknowns]
+    placed = {n: pose for n, r in enumerate(results) if (pose := r.cam_from_world) is not None and not _is_weak(r)}
     seen = {n: _inherited(unknowns[n], pose) for n, pose in placed.items()}
     rows = {n: known.cameras.num_frames + place for place, n in enumerate(placed)}
     wider = {n: _with_links(unknowns[n], n, links, seen, rows) for n in range(len(unknowns)) if n not in placed}
     wider = {n: item for n, item in wider.items() if len(item.sightings) > len(unknowns[n].sightings)}
     if wider:
         larger = _extended(known, [unknowns[n] for n in placed], list(placed.values()), list(seen.values()))
-        for n, result in zip(wider, _register(larger, list(wider.values()), {}, settings), strict=True):
-            results[n] = result
+        for n, item in wider.items():
+            again = _register(larger, item, settings)
+            results[n] = results[n] if again.cam_from_world is None else again
     return results
+
+
+def _is_weak(result: Registered) -> bool:
+    return result.support.num_inliers < FEW_KEYPOINTS
 
 
 def _with_links(
@@ -131,23 +129,11 @@ def _extended(
     return Known(Cameras.with_depth_as_given(pose, intrinsics), [*known.keypoints, *(item.keypoints for item in seen)])
 
 
-def _register(known: Known, unknowns: Sequence[Unknown], links: Links, settings: Settings) -> list[Registered]:
-    starts = [best_pose(item.sightings, item.lens, item.starts) for item in unknowns]
-    good = {
-        number: pose
-        for number, (pose, item) in enumerate(zip(starts, unknowns, strict=True))
-        if pose is not None and not _doubt(support_of(pose, item.sightings, item.lens, LIMITS_PX[-1]))
-    }
-    results = [_failed(item, pose) for item, pose in zip(unknowns, starts, strict=True)]
-    if not good:
-        return results
-    problem = _Problem(known, [unknowns[number] for number in good], list(good.values()), settings)
-    place = {number: place for place, number in enumerate(good)}
-    chosen = {(place[a], place[b]): matches for (a, b), matches in links.items() if a in good and b in good}
-    adjustment, first = problem.adjust(chosen)
-    for number, pose in good.items():
-        results[number] = _judge(unknowns[number], pose, adjustment, first + place[number])
-    return results
+def _register(known: Known, item: Unknown, settings: Settings) -> Registered:
+    start = best_pose(item.sightings, item.lens, item.starts)
+    if start is None or _doubt(support_of(start, item.sightings, item.lens, LIMITS_PX[-1])):
+        return _failed(item, start)
+    return _judge(item, start, _adjust(known, item, start, settings))
 
 
 def _doubt(support: Support) -> Reason[NoPose] | None:
@@ -167,82 +153,40 @@ def _failed(item: Unknown, pose: np.ndarray | None) -> Registered:
     return Registered(None, item.lens.focal, NO_COVARIANCE, support, reason)
 
 
-def _judge(item: Unknown, start: np.ndarray, adjustment: Adjustment, row: int) -> Registered:
+def _judge(item: Unknown, start: np.ndarray, adjustment: Adjustment) -> Registered:
     """The adjusted pose, or the start where adjustment lost support; none if neither has enough."""
     cameras = adjustment.cameras
-    lens = replace(item.lens, focal=cameras.intrinsics.focal[row].numpy())
-    pose, covariance = cameras.cam_from_world[row].numpy(), adjustment.pose_covariance[row].numpy()
+    lens = replace(item.lens, focal=cameras.intrinsics.focal[-1].numpy())
+    pose, covariance = cameras.cam_from_world[-1].numpy(), adjustment.pose_covariance[-1].numpy()
     support = support_of(pose, item.sightings, lens, LIMITS_PX[-1])
     before = support_of(start, item.sightings, item.lens, LIMITS_PX[-1])
-    if not adjustment.registered[row] or support.num_inliers < 0.8 * before.num_inliers:
+    if not adjustment.registered[-1] or support.num_inliers < 0.8 * before.num_inliers:
         pose, support, lens = start, before, item.lens
     reason = _doubt(support)
     return Registered(pose if reason is None else None, lens.focal, covariance, support, reason)
 
 
-class _Problem:
-    """Adjustment of queries with the frames of the map that they agree with."""
+def _adjust(known: Known, item: Unknown, start: np.ndarray, settings: Settings) -> Adjustment:
+    """Adjustment of a query, the last frame, with the frames of the map that it agrees with, which are held."""
+    matches = _agreeing(item, start)
+    frames, query = list(matches), len(matches)
+    views = [TwoView.of_matches(row, query, pairs) for row, pairs in enumerate(matches.values())]
+    nothing = Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32))
+    keypoints = [*(known.keypoints[frame] for frame in frames), nothing]
+    held = known.cameras
+    poses = torch.cat([held.cam_from_world[frames], torch.from_numpy(start)[None]])
+    cameras = Cameras.with_depth_as_given(poses, join_intrinsics(held.intrinsics, frames, [item.lens]))
+    one = torch.ones(query + 1, dtype=torch.bool)
+    is_query = torch.arange(query + 1) == query
+    fixed = Fixed(pose=~is_query, focal=~is_query | item.holds_focal, radial=one, scale=one, shift=one)
+    return adjust(cameras, anchor_matches(views, keypoints, settings.samples_per_edge, settings.seed), STAGE, fixed)
 
-    def __init__(self, known: Known, items: Sequence[Unknown], starts: Sequence[np.ndarray], settings: Settings):
-        self._known, self._items, self._starts, self._settings = known, items, starts, settings
-        matches = [self._agreeing(item, pose) for item, pose in zip(items, starts, strict=True)]
-        self._frames = sorted({frame for found in matches for frame in found})
-        self._row = {frame: row for row, frame in enumerate(self._frames)}
-        first = len(self._frames)
-        self._views = [
-            TwoView.of_matches(self._row[frame], first + place, pairs)
-            for place, found in enumerate(matches)
-            for frame, pairs in found.items()
-        ]
 
-    def adjust(self, links: Links) -> tuple[Adjustment, int]:
-        """Adjusted cameras, and the row of the first query."""
-        first, cameras, seed = len(self._frames), self._cameras(), self._settings.seed
-        nothing = [Keypoints(item.pixels, np.full(len(item.pixels), np.nan, np.float32)) for item in self._items]
-        frames = [self._known.keypoints[frame] for frame in self._frames]
-        most = min(self._settings.samples_per_edge, max(view.num_inliers for view in self._views))
-        samples = draw_samples(self._views, [*frames, *nothing], most, seed)
-        if links:
-            items = zip(self._items, self._starts, strict=True)
-            inherited = [_inherited(item, pose).keypoints for item, pose in items]
-            between = self._between(links, cameras, first, [np.isfinite(item.raw_depth) for item in inherited])
-            more = draw_samples(between, [*frames, *inherited], most, seed + 1)
-            samples = Samples(*(torch.cat(pair) for pair in zip(_columns(samples), _columns(more), strict=True)))
-        is_query = torch.arange(cameras.num_frames) >= first
-        holds = torch.tensor([True] * first + [item.holds_focal for item in self._items])
-        one = torch.ones_like(is_query)
-        fixed = Fixed(pose=~is_query, focal=holds, radial=one, scale=one, shift=one)
-        return adjust(cameras, samples, _stages(cameras, samples), fixed), first
-
-    def _cameras(self) -> Cameras:
-        held = self._known.cameras
-        poses = [held.cam_from_world[self._frames], torch.from_numpy(np.stack(self._starts))]
-        intrinsics = join_intrinsics(held.intrinsics, self._frames, [item.lens for item in self._items])
-        return Cameras.with_depth_as_given(torch.cat(poses), intrinsics)
-
-    def _agreeing(self, item: Unknown, pose: np.ndarray) -> dict[int, Int64[np.ndarray, "_ 2"]]:
-        """Matches (map's keypoint, query's keypoint) that the start agrees with, by frame."""
-        near = residuals_px(pose, item.sightings, item.lens) < AGREES_PX
-        found = {}
-        for frame in np.unique(item.sightings.frame[near]).tolist():
-            chosen = near & (item.sightings.frame == frame)
-            found[frame] = np.column_stack([item.sightings.theirs[chosen], item.sightings.own[chosen]])
-        return found
-
-    def _between(self, links: Links, cameras: Cameras, first: int, has_depth: list[np.ndarray]) -> list[TwoView]:
-        """Matches between queries that lie near the epipolar lines of their starts and add information.
-
-        Matches whose keypoints are both matched with the map, or neither, add nothing.
-        """
-        views = []
-        for (a, b), matches in links.items():
-            ends = first + a, first + b
-            pixels = self._items[a].pixels[matches[:, 0]], self._items[b].pixels[matches[:, 1]]
-            near = line_distances_px(cameras, ends, pixels) < ROUGH_FACTOR * self._settings.max_error_px
-            near &= has_depth[a][matches[:, 0]] ^ has_depth[b][matches[:, 1]]
-            if near.any():
-                views.append(TwoView.of_matches(*ends, matches[near]))
-        return views
+def _agreeing(item: Unknown, pose: np.ndarray) -> dict[int, Int64[np.ndarray, "_ 2"]]:
+    """Matches (map's keypoint, query's keypoint) that the start agrees with, by frame."""
+    near = item.sightings.take(residuals_px(pose, item.sightings, item.lens) < AGREES_PX)
+    pairs = np.column_stack([near.theirs, near.own])
+    return {frame: pairs[near.frame == frame] for frame in np.unique(near.frame).tolist()}
 
 
 @dataclass(frozen=True)
@@ -264,26 +208,6 @@ def _inherited(item: Unknown, pose: Float64[np.ndarray, "3 4"]) -> Inherited:
     raw, points = np.full(len(item.pixels), np.nan, np.float32), np.full((len(item.pixels), 3), np.nan)
     raw[keypoint], points[keypoint] = depth[middle], near.points[middle]
     return Inherited(Keypoints(item.pixels, raw), points)
-
-
-def _stages(cameras: Cameras, samples: Samples) -> tuple[Stage, ...]:
-    """The paper's residual where depth adds no more error than matches and poses have at the start, else the split."""
-    stages = annealed(FINE) if stretch(cameras, samples) < MAX_STRETCH else (SPLIT,)
-    return tuple(replace(stage, priors=replace(stage.priors, log_focal=LOG_FOCAL_SIGMA)) for stage in stages)
-
-
-def stretch(cameras: Cameras, samples: Samples) -> float:
-    """Median length of residuals over the median of their part across the epipolar line; 1.75 if they are isotropic."""
-    whole, across = [], []
-    depth_error = torch.tensor(0.1, dtype=samples.dtype)
-    for _, block in stream(cameras, samples, NO_INTRINSICS):
-        whole.append(isotropic(block).squared.sqrt().flatten())
-        across.append(split(block, 1.0, depth_error.expand(len(block.raw), 1)).across.abs().flatten())
-    return float(torch.cat(whole).nanmedian() / torch.cat(across).nanmedian().clamp_min(1e-6))
-
-
-def _columns(samples: Samples) -> tuple[Tensor, Tensor, Tensor]:
-    return samples.edges, samples.data, samples.weight
 
 
 def join_intrinsics(held: Intrinsics, frames: Sequence[int], lenses: Sequence[Lens]) -> Intrinsics:
