@@ -198,7 +198,7 @@ class AnchoredForm:
             return replace(trust, weight=self.raw.isfinite().double() / anchoring.sigma**2)
         if anchoring.prior == "none":
             return trust
-        errors = DepthErrors(self.frame, self._cells, statistics.error, statistics.variance)
+        errors = DepthErrors(self.frame, self._cells, statistics.error, statistics.variance, statistics.unit)
         measured = weigh_depth(errors, trust.spread)
         return replace(measured, weight=anchoring.faith * measured.weight)
 

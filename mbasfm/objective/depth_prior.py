@@ -41,6 +41,8 @@ class DepthErrors:
     """Inverse depth by matches minus that of the map, relative to the latter."""
     variance: Float[Tensor, " A"]
     """Variance of that error due to matches."""
+    nearness: Float[Tensor, " A"]
+    """Inverse depth by the map."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,31 @@ def weigh_depth(errors: DepthErrors, earlier: Float[Tensor, " N"]) -> DepthTrust
     correlation = float(np.clip(np.median(shared), 0.0, 1.0)) if shared else 1.0
     num_depths = np.bincount(frame[has_depth], minlength=num_frames)
     crowd = 1 + np.maximum(num_depths / (CELLS[0] * CELLS[1]) - 1, 0) * correlation
+    told = _told(errors.nearness.double().numpy(), has_depth, start, spread)
     surprise = error**2 / (spread[frame] ** 2 + variance)
-    weight = 1 / (1 + surprise / CAUCHY**2) / (spread[frame] ** 2 * crowd[frame])
+    weight = told[frame] / (1 + surprise / CAUCHY**2) / (spread[frame] ** 2 * crowd[frame])
     return DepthTrust(torch.from_numpy(spread), correlation, torch.from_numpy(np.where(has_depth, weight, 0.0)))
+
+
+def _told(
+    nearness: Float64[np.ndarray, " A"],
+    has_depth: Bool[np.ndarray, " A"],
+    start: Int64[np.ndarray, " N1"],
+    spread: Float64[np.ndarray, " N"],
+) -> Float64[np.ndarray, " N"]:
+    """Share of what a map tells apart that is not its error.
+
+    A map without relief knows nothing. As a prior it would flatten the scene, and the flatter that is, the better it
+    would seem to fit.
+    """
+    relief = np.zeros(len(spread))
+    for number in range(len(spread)):
+        mine = slice(int(start[number]), int(start[number + 1]))
+        values = nearness[mine][has_depth[mine]]
+        if len(values):
+            middle = float(np.median(values))
+            relief[number] = MAD_TO_SIGMA * float(np.median(np.abs(values - middle))) / middle
+    return relief**2 / (relief**2 + spread**2)
 
 
 def _well_known(
