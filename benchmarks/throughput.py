@@ -10,8 +10,8 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import tyro
 from common import report
@@ -24,7 +24,12 @@ class Options:
     edges: int = 0
     frames: int = 60
     samples_per_edge: int = 200
-    split: bool = False
+    objective: Literal["paper", "split", "anchored"] = "paper"
+    double: bool = False
+    """Samples in double precision."""
+    targets: int = 20
+    observations: int = 6
+    """Of anchors: frames that see those of a frame, and how many of them see each."""
     repeats: int = 15
     growth: tuple[int, ...] = (1_000, 2_000, 10_000, 100_000)
 
@@ -65,17 +70,48 @@ def random_state(options: Options) -> tuple[Any, Any]:
     return cameras, Samples(torch.stack([i, j], -1), data, torch.ones(num_edges, per_edge))
 
 
+def as_anchors(samples: Any, options: Options) -> Any:
+    """The samples as anchors: the pixels of each frame are seen by some of the frames that follow it.
+
+    Matches stay what they are, so that most do not fit; what is measured does not depend on that.
+    """
+    import torch
+
+    from mbasfm.types.observations import Samples
+
+    generator = torch.Generator().manual_seed(1)
+    per_edge, targets = options.samples_per_edge, options.targets
+    count = per_edge * targets // options.observations
+    stars = samples.num_edges // targets
+    source = torch.arange(stars) % options.frames
+    source = source.sort().values
+    edges = torch.stack([source[:, None].expand(stars, targets), (source[:, None] + 1 + torch.arange(targets))], -1)
+    number = torch.stack([torch.randperm(count, generator=generator)[:per_edge] for _ in range(stars * targets)])
+    number = number.view(stars, targets, per_edge) + count * torch.arange(stars)[:, None, None]
+    data = samples.data[: stars * targets].clone()
+    first = torch.zeros(stars * count, 3)
+    first[number.flatten()] = data[..., [0, 1, 4]].flatten(0, 1)
+    number = number.flatten(0, 1)
+    data[..., [0, 1, 4]] = first[number]
+    return Samples(edges.flatten(0, 1) % options.frames, data, torch.ones(data.shape[:2]), number)
+
+
 def measure(options: Options) -> dict[str, Any]:
     """One size: seconds of linearisation and of evaluation, and memory above the bare import."""
     from mbasfm.adjust.adjust import make_problem
     from mbasfm.adjust.levenberg_marquardt import linearize
-    from mbasfm.adjust.stage import FINE, SPLIT
+    from mbasfm.adjust.stage import ANCHORED, FINE, SPLIT
     from mbasfm.runtime.progress import peak_memory_mb
     from mbasfm.types.cameras import Fixed
 
     imported_mb = peak_memory_mb()
     cameras, samples = random_state(options)
-    problem = make_problem(cameras, samples, SPLIT if options.split else FINE, Fixed.build(options.frames))
+    if options.objective == "anchored":
+        samples = as_anchors(samples, options)
+    if options.double:
+        samples = replace(samples, data=samples.data.double(), weight=samples.weight.double())
+    stage = {"paper": FINE, "split": SPLIT, "anchored": ANCHORED}[options.objective]
+    problem = make_problem(cameras, samples, stage, Fixed.build(options.frames))
     frozen = problem.form.start(cameras)
     linear, evaluate = [], []
     for _ in range(options.repeats):
@@ -95,10 +131,10 @@ def measure(options: Options) -> dict[str, Any]:
     }
 
 
-def measure_apart(edges: int, split: bool, options: Options) -> dict[str, Any]:
+def measure_apart(edges: int, objective: str, double: bool, options: Options) -> dict[str, Any]:
     command = [sys.executable, __file__, "--edges", str(edges), "--frames", str(options.frames)]
     repeats = max(3, min(options.repeats, 30_000 // edges))
-    command += ["--repeats", str(repeats), "--split" if split else "--no-split"]
+    command += ["--repeats", str(repeats), "--objective", objective, "--double" if double else "--no-double"]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -113,15 +149,16 @@ def main(options: Options) -> None:
         print(json.dumps(measure(options)))
         return
     rows, exponents = [], {}
-    for split in (False, True):
+    for objective, double in (("paper", False), ("split", False), ("anchored", False), ("anchored", True)):
+        name = f"{objective}, double" if double else objective
         seconds = []
         for edges in options.growth:
-            result = measure_apart(edges, split, options)
+            result = measure_apart(edges, objective, double, options)
             samples = edges * options.samples_per_edge
             seconds.append(result["linearize"])
             rows.append(
                 {
-                    "objective": "split" if split else "paper",
+                    "objective": name,
                     "edges": edges,
                     "linearize [s]": result["linearize"],
                     "M samples/s": samples / result["linearize"] / 1e6,
@@ -132,7 +169,7 @@ def main(options: Options) -> None:
                     "3 x data + 300 [MB]": 3 * result["data_mb"] + 300,
                 }
             )
-        exponents["split" if split else "paper"] = fitted_exponent(list(options.growth), seconds)
+        exponents[name] = fitted_exponent(list(options.growth), seconds)
     print("time grows with edges to the power of", {k: round(v, 3) for k, v in exponents.items()})
     title = f"One full linearisation, {options.frames} frames, {options.samples_per_edge} samples per edge"
     report("throughput", title, rows, {"exponent": exponents})

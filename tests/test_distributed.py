@@ -22,11 +22,16 @@ from dataclasses import replace
 
 import torch
 
+sys.path.append(sys.argv[2])
+from made_up import all_views, keypoints_with, make_lens, orbit, photograph, relief, true_cameras
+
 from mbasfm.adjust import linear_solve
 from mbasfm.adjust.adjust import adjust, make_problem
-from mbasfm.adjust.stage import COARSE, FINE, SPLIT
+from mbasfm.adjust.stage import ANCHORED, COARSE, FINE, SPLIT
 from mbasfm.evaluation.metrics import pose_auc
+from mbasfm.objective.residual_kind import Anchoring
 from mbasfm.runtime import parallel
+from mbasfm.sfm.anchors import draw_anchors
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import Settings
 from mbasfm.synthetic.problem import make_problem as make_scene
@@ -53,6 +58,16 @@ for dtype, stages in ((torch.float64, (COARSE, SPLIT)), (torch.float32, (FINE,))
             found[str(dtype), stage.name, solver, "report"] = torch.cat(
                 [end.diagnosis.inlier_share, end.diagnosis.parallax_px, end.pose_covariance.flatten()]
             )
+made = photograph(relief(60, 1), orbit(6), make_lens(), 2, 0.5)
+drawn = draw_anchors(all_views(made), keypoints_with(made, made.depth), 20, 5, 0)
+drawn = replace(drawn, data=drawn.data.double(), weight=drawn.weight.double())
+for free in (False, True):
+    stage = replace(ANCHORED, max_steps=3, anchoring=Anchoring(free_pixel=free))
+    end = adjust(perturb(true_cameras(made), 0, 1.0, 0.03), drawn, stage)
+    found["torch.float64", "anchored", f"{free}"] = end.cameras.cam_from_world
+    found["torch.float64", "anchored", f"{free}", "report"] = torch.cat(
+        [end.diagnosis.inlier_share, end.pose_covariance.flatten()]
+    )
 linear_solve.DENSE_LIMIT, linear_solve.SPARSE_DEGREE = 0, 0.0  # conjugate gradients, rows shared by processes
 samples = Samples(scene.samples.edges, scene.samples.data.double(), scene.samples.weight.double())
 end = adjust(cameras, samples, replace(SPLIT, max_steps=3))
@@ -178,7 +193,7 @@ def test_alone_everything_is_the_identity():
 def test_one_two_and_four_processes_give_the_same_poses(tmp_path):
     found = {}
     for count in (1, 2, 4):
-        for worker in run_many(ADJUST, count, str(tmp_path / f"{count}")):
+        for worker in run_many(ADJUST, count, str(tmp_path / f"{count}"), str(Path(__file__).parent)):
             assert worker.returncode == 0, worker.stderr
         by_rank = [torch.load(tmp_path / f"{count}-{number}.pt", weights_only=True) for number in range(count)]
         for key, value in by_rank[0].items():

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mbasfm.adjust.adjust import Adjustment, adjust
-from mbasfm.adjust.stage import COARSE, FINE, SPLIT, Stage
+from mbasfm.adjust.stage import ANCHORED, COARSE, FINE, SPLIT, Stage
+from mbasfm.objective.residual_kind import Anchoring
 from mbasfm.sfm import adjustment
 from mbasfm.sfm.adjustment import FileJournal
 from mbasfm.sfm.sample_store import create_samples
@@ -20,6 +21,8 @@ SHORT = tuple(replace(stage, max_steps=3) for stage in (COARSE, FINE))
 CASES = {
     "paper": SHORT,
     "split": (replace(SPLIT, max_steps=5),),
+    "anchored": (replace(ANCHORED, max_steps=5, tolerance=1e-12, tolerance_per_unknown=0.0),),
+    "anchored, free pixels": (replace(ANCHORED, max_steps=4, anchoring=Anchoring(free_pixel=True)),),
     "adam": tuple(replace(stage, solver="adam") for stage in SHORT),
     "adam, split": (replace(SPLIT, solver="adam", max_steps=4),),
 }
