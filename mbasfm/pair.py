@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64
 from torch import Tensor
 
 from mbasfm.adjust.adjust import Adjustment, adjust
-from mbasfm.adjust.stage import FINE, SPLIT_STAGES
+from mbasfm.adjust.stage import ANCHORED, FINE
 from mbasfm.config import Config
 from mbasfm.errors import InputError
 from mbasfm.estimators.depth_pose import estimate_metric_poses, rotation_alone, with_unit_translation
@@ -33,6 +33,7 @@ from mbasfm.io.files import Cache
 from mbasfm.io.images import inspect_photos, with_masks
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.models.base import looking_in
+from mbasfm.objective.residual_kind import Anchoring
 from mbasfm.runtime.parallel import one_core
 from mbasfm.runtime.progress import Progress
 from mbasfm.scene.derived import is_constant
@@ -50,6 +51,9 @@ MAX_TURN_SHARE = 0.9
 """Where a turn alone explains this share of the inliers, the direction of translation is not determined."""
 MAX_LOG_RATIO = 0.1
 """Metric depth maps whose factor is nearer to one than this have the same unit."""
+RELATIVE = replace(ANCHORED, anchoring=Anchoring(prior="fixed", sigma=0.1))
+"""Stage of a network's depth. Its error is assumed: where two photographs alone had to tell it, depth could bend the
+pose."""
 MIN_DEPTHS = 20
 """Matches with depth in both photographs that a pose with scale needs."""
 
@@ -263,20 +267,20 @@ def _with_depth(
     ]
     fixed = Fixed.build(2, focal=True, scale=maps_agree, shift=is_metric)
     # A sensor's depth is as good as the matches; a network's tells little about where a point is seen.
-    stages = (FINE,) if is_metric else SPLIT_STAGES
+    stage = FINE if is_metric else RELATIVE
     samples = _samples(result, raw, known)
-    ends = [adjust(start, samples, stages, fixed) for start in cameras]
+    ends = [adjust(start, samples, stage, fixed) for start in cameras]
     best = max(ends, key=lambda end: end.steps[-1][1].score if end.steps else -np.inf)
     return _scaled_result(result, best, matches, settings)
 
 
 def _samples(result: PairPose, raw: Sequence[Tensor], chosen: Tensor) -> Samples:
-    """The matches once in each direction."""
+    """The matches once in each direction, half a match each."""
     ends = [torch.from_numpy(pixels)[chosen] for pixels in (result.pixels_i, result.pixels_j)]
     forth = torch.cat([*ends, raw[0][chosen, None]], -1)
     back = torch.cat([*ends[::-1], raw[1][chosen, None]], -1)
     data = torch.stack([forth, back]).float()
-    return Samples(torch.tensor([[0, 1], [1, 0]]), data, torch.ones(data.shape[:2]))
+    return Samples(torch.tensor([[0, 1], [1, 0]]), data, torch.full(data.shape[:2], 0.5))
 
 
 def _scaled(j_from_i: Tensor, matches: MatchBatch, depth: Sequence[Tensor], chosen: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Two photographs: pose with and without depth, unknown focal length, no parallax, and what the command says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ from mbasfm.estimators.focal_ransac import estimate_with_focal
 from mbasfm.estimators.ransac import RansacSettings
 from mbasfm.estimators.sampson import MatchBatch
 from mbasfm.geometry.rigid import exp_so3, rotation_angle
+from mbasfm.matching.observe import observe
 from mbasfm.report.figures import match_picture
+from mbasfm.types.observations import Keypoints
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0
@@ -87,6 +90,27 @@ def test_maps_of_different_scale_are_brought_together(tmp_path):
     assert result.has_scale and result.depth_ratio == pytest.approx(2.0, rel=0.02)
     assert direction_deg(result.j_from_i[:, 3], POSE[:, 3]) < 2
     assert np.linalg.norm(result.j_from_i[:, 3]) == pytest.approx(np.linalg.norm(POSE[:, 3]), rel=0.02)
+
+
+@pytest.mark.parametrize(("error", "seed"), [(0.0, 0), (0.05, 1), (0.15, 0), (0.15, 1)])
+def test_rough_relative_depth_gives_the_length_and_does_not_bend_the_pose(tmp_path, monkeypatch, error, seed):
+    write_pair(tmp_path, POSE, ratio=2.0)
+
+    def observe_roughly(*arguments):
+        found, generator = observe(*arguments), np.random.default_rng(seed)
+        factors = (np.exp(error * generator.standard_normal(len(item.raw_depth))) for item in found.keypoints)
+        keypoints = [
+            Keypoints(item.pixels, (item.raw_depth * factor).astype(np.float32))
+            for item, factor in zip(found.keypoints, factors, strict=True)
+        ]
+        depths = [replace(depth, is_metric=False) for depth in found.depths]
+        return replace(found, depths=depths, keypoints=keypoints)
+
+    monkeypatch.setattr("mbasfm.pair.observe", observe_roughly)
+    result = run(tmp_path, depth=True, focal=FOCAL)
+    assert result.has_scale and result.depth_ratio == pytest.approx(2.0, rel=0.05)
+    assert angle_deg(result.j_from_i[:, :3], POSE[:, :3]) < 0.6
+    assert np.linalg.norm(result.j_from_i[:, 3] - POSE[:, 3]) < 0.1
 
 
 def test_without_parallax_the_direction_is_disowned_and_depth_still_gives_the_pose(tmp_path):

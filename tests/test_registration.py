@@ -10,7 +10,9 @@ from margins import assert_below
 
 from mbasfm.estimators.absolute import Sightings, estimate_focal, pose_from_pair, residuals_px, support_of
 from mbasfm.geometry.rigid import camera_centers
+from mbasfm.localization.anchors import anchor_matches
 from mbasfm.localization.register import Known, Settings, Unknown, register
+from mbasfm.types.observations import TwoView
 from mbasfm.types.outcome import NoPose, Reason
 
 NUM_MAP, NUM_FRAMES = 5, 7
@@ -126,6 +128,21 @@ def test_a_query_that_only_another_query_knows_is_placed_through_it():
         place = 1 if second is lost else 0
         distance, angle = errors(found[place], made, 6)
         assert distance < 0.03 and angle < 0.3
+
+
+def test_a_keypoint_of_a_query_counts_once_however_many_frames_it_was_matched_with():
+    made = made_up()
+    points = keypoints_with(made, made.depth)
+    query = replace(points[5], raw_depth=np.full_like(points[5].raw_depth, np.nan))
+    matches = [true_matches(made, frame, 5) for frame in range(NUM_MAP)]
+    views = [TwoView.of_matches(frame, 5, pairs) for frame, pairs in enumerate(matches)]
+    samples = anchor_matches(views, [*points[:5], query], 10_000, 0)
+    matched = np.unique(np.concatenate(matches)[:, 1])
+    assert float(samples.weight.sum()) == pytest.approx(len(matched), rel=1e-5)
+    from_query = samples.edges[:, 0] == 5
+    assert float(samples.weight[from_query].sum()) == pytest.approx(0.5 * len(matched), rel=1e-5)
+    assert samples.data[from_query][..., 4].isnan().all() and not samples.data[~from_query][..., 4].isnan().any()
+    assert len(samples.anchor[from_query].unique()) == len(matched)
 
 
 def test_a_query_without_any_match_is_not_localized():
