@@ -1,20 +1,28 @@
 """What settings mean, what they refuse, and how two kinds of them share theirs."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
 from mbasfm.adjust.adjust import adjust
-from mbasfm.adjust.stage import COARSE, FINE, SPLIT_STAGES, with_loss
+from mbasfm.adjust.stage import ANCHORED_STAGES, COARSE, FINE, ROUGH, with_loss, without_depth
 from mbasfm.config import Common, Config, LocalizeConfig, localizing, stages_of
 from mbasfm.errors import ConfigError
 from mbasfm.synthetic.cameras import perturb
 
 
 def test_stages_of_each_objective():
-    assert stages_of(Config()) == SPLIT_STAGES
+    assert stages_of(Config()) == ANCHORED_STAGES
+    assert stages_of(Config(stages="coarse")) == (ROUGH,)
     assert stages_of(Config(objective="paper"))[:2] == (COARSE, FINE)
     assert stages_of(Config(objective="paper", stages="coarse")) == (COARSE,)
+
+
+def test_without_depth_is_the_same_but_for_its_say():
+    """The names differ, too, so that a history tells them apart."""
+    for stage, other in zip(ANCHORED_STAGES, without_depth(ANCHORED_STAGES), strict=True):
+        assert 0 < other.anchoring.faith < 1e-3 < stage.anchoring.faith and other.name != stage.name
+        assert replace(other, name=stage.name, anchoring=stage.anchoring) == stage
 
 
 def test_rival_losses_see_all_residuals():
@@ -26,6 +34,13 @@ def test_rival_losses_see_all_residuals():
     assert with_loss("truncated_l1")[1].tau_max == FINE.tau_max
     with pytest.raises(ConfigError, match="needs objective paper"):
         Config(loss="l2")
+
+
+def test_adam_is_for_the_paper_objective():
+    stages = stages_of(Config(objective="paper", solver="adam", adam_steps=7))
+    assert {(stage.solver, stage.max_steps) for stage in stages} == {("adam", 7)}
+    with pytest.raises(ConfigError, match="add --objective paper"):
+        Config(solver="adam")
 
 
 def test_no_stage_leaves_the_start_as_it_is(noisy_problem):

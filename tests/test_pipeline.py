@@ -23,7 +23,7 @@ from mbasfm.models.base import JOINT
 from mbasfm.reconstruct import place
 from mbasfm.sfm.inputs import UserFiles, read_given
 from mbasfm.types.observations import Keypoints, Observations, Photo
-from mbasfm.types.outcome import NoPose, Reason
+from mbasfm.types.outcome import NoPose, NotPolished, Reason
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 FOCAL = 900.0
@@ -98,9 +98,19 @@ def test_the_report_says_what_became_of_every_photograph(made):
     assert [row["status"] for row in report["images"]] == ["registered"] * scene.num_frames
     assert all(row["inlier_share"] > 0.9 and len(row["sigma"]["rotation_deg"]) == 3 for row in report["images"])
     stages = {stage["name"]: stage for stage in report["stages"]}
-    assert {"photos", "features", "depth", "matching", "verify", "graph", "adjust", "polish"} <= set(stages)
+    assert {"photos", "features", "depth", "matching", "verify", "graph", "adjust", "settle", "polish"} <= set(stages)
     assert all(stage["seconds"] >= 0 and stage["peak_memory_mb"] > 0 for stage in report["stages"])
-    assert stages["polish"]["components"][0]["polished"]
+    (row,) = stages["polish"]["components"]
+    assert not row["polished"] and row["reason"] == str(Reason(NotPolished.NOTHING_TO_ADD))
+
+
+@pytest.mark.parametrize("changes", [{}, {"focal": FOCAL, "objective": "paper"}])
+def test_points_polish_where_intrinsics_are_open_or_nothing_has_settled(made, changes):
+    folder, _, _ = made
+    report = reconstruct(folder / "images", None, settings(folder, **changes)).report
+    (row,) = report.components
+    assert row.polished and row.held_out_px[1] < row.held_out_px[0]
+    assert ("settle" in {stage.name for stage in report.stages}) == (changes == {})
 
 
 def test_an_unknown_focal_length_is_found(made):
@@ -127,7 +137,7 @@ def test_a_focal_length_that_point_maps_know_is_where_the_search_begins(made, tm
 
 
 @pytest.mark.parametrize(
-    "changes", [{"objective": "paper"}, {"tree": "paper"}, {"polish": False}, {"solver": "adam", "adam_steps": 30}]
+    "changes", [{"objective": "paper"}, {"tree": "paper"}, {"polish": False}, {"objective": "paper", "solver": "adam", "adam_steps": 30}]
 )
 def test_variants_register_everything(made, changes):
     folder, scene, _ = made
@@ -319,7 +329,7 @@ def test_settings_survive_the_file_and_typos_get_a_suggestion(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'samples_per_edge'"):
         read_config(path, Config())
     path.write_text('objective = "papre"\n')
-    with pytest.raises(ConfigError, match="'split' or 'paper'"):
+    with pytest.raises(ConfigError, match="'anchored' or 'paper'"):
         read_config(path, Config())
     path.write_text("seed = 1.5\n")
     with pytest.raises(ConfigError, match="a whole number"):
