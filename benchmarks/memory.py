@@ -21,8 +21,8 @@ from terrain import make_terrain, store_samples, two_views
 
 from mbasfm.adjust.adjust import adjust
 from mbasfm.adjust.stage import ANCHORED, PAPER_STAGES
+from mbasfm.polish.tracks import draw_anchors
 from mbasfm.runtime.progress import peak_memory_mb, present_memory_mb
-from mbasfm.sfm.anchors import draw_anchors
 from mbasfm.sfm.sample_store import StoredSamples, create_samples, open_samples
 from mbasfm.sfm.samples import FOLDER, GB, Demand, Plan, Stock, plan_memory
 from mbasfm.types.observations import Samples, SampleSource

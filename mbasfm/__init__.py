@@ -9,8 +9,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from mbasfm.adjust.adjust import Adjustment, adjust
 from mbasfm.adjust.diagnosis import Diagnosis
+from mbasfm.adjust.levenberg_marquardt import Step
 from mbasfm.adjust.pose_priors import PosePriors
-from mbasfm.adjust.problem import Step
 from mbasfm.adjust.stage import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES, Priors, Stage, annealed
 from mbasfm.config import PRESETS, Config, LocalizeConfig
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError

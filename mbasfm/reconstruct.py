@@ -13,14 +13,13 @@ from mbasfm.io.files import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.models.base import looking_in
 from mbasfm.polish.depth import drop_contradictions
-from mbasfm.polish.tracks import hold_out
+from mbasfm.polish.tracks import FEW_TRACKS, LEAST_PER_PAIR, draw_anchors, hold_out
 from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import from_main, one_core
 from mbasfm.runtime.progress import Progress, say, stage
 from mbasfm.scene.reconstruction import NOTHING_WRITTEN, Reconstruction, check_room, refuse_overwriting, write_scene
 from mbasfm.scene.report_file import write_report_json
 from mbasfm.sfm.adjustment import SETTLING, Inputs, Placed, Run, Solved, adjuster, residual_curves
-from mbasfm.sfm.anchors import FEW_TRACKS, LEAST_PER_PAIR, draw_anchors
 from mbasfm.sfm.finish import Finishing, align_world, finish
 from mbasfm.sfm.inputs import Given, UserFiles, folder_of, input_photos, read_given
 from mbasfm.sfm.intrinsics import known_intrinsics

@@ -7,14 +7,14 @@ import torch
 from made_up import MadeUp, all_views, keypoints_with, make_lens, orbit, photograph, relief, true_cameras
 from torch import Tensor
 
-from mbasfm.adjust.problem import Problem
+from mbasfm.adjust.levenberg_marquardt import Problem
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Unknowns
 from mbasfm.geometry.rigid import compose, exp_se3, relative_poses
 from mbasfm.objective.anchor_block import look, weights_of
 from mbasfm.objective.anchored import AnchoredForm, FrozenAnchored
 from mbasfm.objective.reference import edge_rays, inverse_depths
 from mbasfm.objective.residual_kind import NO_INTRINSICS
-from mbasfm.sfm.anchors import draw_anchors
+from mbasfm.polish.tracks import draw_anchors
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Samples

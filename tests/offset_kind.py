@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
 from mbasfm.objective.edge_block import Block, Columns, blocks, dot, gram
 from mbasfm.objective.isotropic import Isotropic, IsotropicForm, isotropic, isotropic_rows
+from mbasfm.objective.losses import Binning, Distribution, add_bins, distribution_from_counts
 from mbasfm.objective.reference import edge_rays
 from mbasfm.objective.residual_kind import NO_INTRINSICS, BlockLoss, GramSink, LossShape, StarGram, stream
 from mbasfm.runtime.parallel import Share, deal

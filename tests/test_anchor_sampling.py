@@ -7,7 +7,7 @@ from made_up import all_views, keypoints_with, make_lens, make_view, orbit, phot
 from test_sampling import make_keypoints
 
 from mbasfm.objective.depth_prior import CELLS, DepthErrors, weigh_depth
-from mbasfm.sfm.anchors import draw_anchors
+from mbasfm.polish.tracks import draw_anchors
 from mbasfm.types.observations import Samples
 
 MANY = 10_000

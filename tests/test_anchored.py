@@ -24,9 +24,8 @@ from margins import assert_below
 from torch import Tensor
 
 from mbasfm.adjust.adjust import adjust, make_problem
-from mbasfm.adjust.levenberg_marquardt import linearize
+from mbasfm.adjust.levenberg_marquardt import Problem, linearize
 from mbasfm.adjust.linear_solve import dense_matrix, reduce_system
-from mbasfm.adjust.problem import Problem
 from mbasfm.adjust.stage import ANCHORED, Priors, Stage
 from mbasfm.adjust.unknowns import make_priors
 from mbasfm.errors import ConfigError, InputError

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from mbasfm.adjust.adjust import make_problem
-from mbasfm.adjust.levenberg_marquardt import linearize
+from mbasfm.adjust.levenberg_marquardt import Problem, linearize
 from mbasfm.adjust.linear_solve import dense_matrix
-from mbasfm.adjust.problem import Problem
 from mbasfm.adjust.stage import COARSE, FINE, SPLIT, Stage
 from mbasfm.adjust.unknowns import SLOT_INTRINSIC, retract
 from mbasfm.geometry.rigid import compose, exp_se3

@@ -31,7 +31,7 @@ from mbasfm.adjust.stage import ANCHORED, COARSE, FINE, SPLIT
 from mbasfm.evaluation.metrics import pose_auc
 from mbasfm.objective.residual_kind import Anchoring
 from mbasfm.runtime import parallel
-from mbasfm.sfm.anchors import draw_anchors
+from mbasfm.polish.tracks import draw_anchors
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.synthetic.problem import Settings
 from mbasfm.synthetic.problem import make_problem as make_scene

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mbasfm.objective.distribution import Binning, Distribution, fit_distribution, robust_sigma
 from mbasfm.objective.losses import (
     LOSSES,
+    Binning,
+    Distribution,
+    fit_distribution,
     fit_weights,
     marginalized_score,
     mixture_weights,
     non_increasing,
+    robust_sigma,
     surrogate_loss,
     table_from_weights,
 )

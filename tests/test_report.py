@@ -14,7 +14,7 @@ from PIL import Image
 from test_pipeline import FOCAL, settings, write_scene
 
 from mbasfm import reconstruct, write_report
-from mbasfm.adjust.problem import Step
+from mbasfm.adjust.levenberg_marquardt import Step
 from mbasfm.cli import main
 from mbasfm.errors import InputError
 from mbasfm.models.depth.flat import FlatDepth

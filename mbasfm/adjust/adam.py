@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mbasfm.adjust.gauge import Gauge
-from mbasfm.adjust.problem import Problem, Step
+from mbasfm.adjust.levenberg_marquardt import Problem, Step
 from mbasfm.adjust.stage import Stage
-from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, PriorTerm
+from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, Gauge, PriorTerm
 from mbasfm.geometry.rigid import rotation_from_6d, rotation_to_6d
 from mbasfm.types.cameras import Cameras
 

@@ -12,15 +12,21 @@ from torch import Tensor
 
 from mbasfm.adjust.adam import AdamDescent, solve_adam
 from mbasfm.adjust.check_inputs import check_inputs, check_stage
-from mbasfm.adjust.covariance import pose_covariance
-from mbasfm.adjust.diagnosis import Diagnosis, diagnose, find_stuck
-from mbasfm.adjust.gauge import find_gauge, fix_roots
-from mbasfm.adjust.levenberg_marquardt import Descent, solve_lm
+from mbasfm.adjust.diagnosis import Diagnosis, diagnose, find_stuck, pose_covariance
+from mbasfm.adjust.levenberg_marquardt import Descent, Problem, Step, solve_lm
 from mbasfm.adjust.normal_equations import Pairing
 from mbasfm.adjust.pose_priors import PosePriors
-from mbasfm.adjust.problem import Problem, Step
 from mbasfm.adjust.stage import COARSE, Stage
-from mbasfm.adjust.unknowns import SLOT_INTRINSIC, SLOT_SCALE, SLOT_SHIFT, PriorTerm, make_priors, number_unknowns
+from mbasfm.adjust.unknowns import (
+    SLOT_INTRINSIC,
+    SLOT_SCALE,
+    SLOT_SHIFT,
+    PriorTerm,
+    find_gauge,
+    fix_roots,
+    make_priors,
+    number_unknowns,
+)
 from mbasfm.errors import ConfigError, DegenerateError
 from mbasfm.objective.registry import KINDS
 from mbasfm.runtime.parallel import one_core

@@ -1,4 +1,4 @@
-"""Iteratively re-weighted Levenberg-Marquardt on the frozen loss."""
+"""What the solvers work on, and iteratively re-weighted Levenberg-Marquardt on the frozen loss."""
 
 import time
 from collections.abc import Callable
@@ -9,10 +9,39 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mbasfm.adjust.linear_solve import System, reduce_system
-from mbasfm.adjust.normal_equations import NormalEquations
-from mbasfm.adjust.problem import Problem, Step
-from mbasfm.adjust.unknowns import PriorTerm, retract
+from mbasfm.adjust.normal_equations import NormalEquations, Pairing
+from mbasfm.adjust.stage import Stage
+from mbasfm.adjust.unknowns import Gauge, PriorTerm, Unknowns, retract
+from mbasfm.objective.residual_kind import Form
 from mbasfm.types.cameras import Cameras
+from mbasfm.types.observations import SampleSource
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of a stage's history."""
+
+    seconds: float
+    """Seconds since the start of the stage."""
+    loss: float
+    """Loss per sample under the distribution at the start of the step."""
+    score: float
+    """S^m per sample after the step [px]; not comparable between stages with different tau_max. NaN before any."""
+    damping: float
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All that stays the same during one stage."""
+
+    form: Form
+    samples: SampleSource
+    unknowns: Unknowns
+    pairing: Pairing
+    gauge: Gauge
+    stage: Stage
+
 
 FIRST_DAMPING = 1e-4
 MIN_GAIN = 1e-3

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mbasfm.objective.distribution import Binning
+from mbasfm.objective.losses import Binning
 from mbasfm.objective.residual_kind import Anchoring, LossShape
 
 Loss = Literal["mba", "median", "mixture", "l2", "soft_l1", "cauchy", "tukey", "truncated_l1"]

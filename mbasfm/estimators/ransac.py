@@ -26,8 +26,7 @@ from mbasfm.estimators.sampson import (
 )
 from mbasfm.estimators.scores import SCORES, ScoreName, score_matrices
 from mbasfm.geometry.camera import essential_from_pose, in_front
-from mbasfm.objective.distribution import Binning, fit_distribution, robust_sigma
-from mbasfm.objective.losses import fit_weights
+from mbasfm.objective.losses import Binning, fit_distribution, fit_weights, robust_sigma
 
 MINIMAL = 5
 L1_FLOOR = 0.05

@@ -282,6 +282,32 @@ def first_latents(anchors: AnchorBlock, prior: Prior, table: WeightTable, steps:
     return best
 
 
+@dataclass(frozen=True)
+class Nearest:
+    """The inverse depths with which samples come nearest to their matches."""
+
+    rho: Float[Tensor, "e K"]
+    """Inverse depth, at least 0."""
+    squared: Float[Tensor, "e K"]
+    """Squared distance to the match that is left; infinite behind the camera."""
+    by_rho: Float[Tensor, "e K"]
+    """Way of the projection per unit of inverse depth [px]."""
+
+
+def nearest(block: Block) -> Nearest:
+    """Every sample at the inverse depth that its match alone suggests: what is left is the error across the line."""
+    start, step = start_points(block), block.step
+    to_start = start[:, :2] - block.target * start[:, 2:]
+    to_step = step[:, :2] - block.target * step[:, 2:]
+    rho = (-dot(to_start, to_step) / dot(to_step, to_step)).nan_to_num(0.0, 0.0, 0.0).clamp_min(0)
+    point = torch.addcmul(start, rho[:, None], step)
+    behind = point[:, 2] <= 0
+    inverse_z = point[:, 2].reciprocal().masked_fill_(behind, 0)[:, None]
+    pixel = point[:, :2] * inverse_z
+    error, way = pixel - block.target, (step[:, :2] - pixel * step[:, 2:]) * inverse_z
+    return Nearest(rho, dot(error, error).masked_fill_(behind, torch.inf), dot(way, way).sqrt())
+
+
 def triangulate(anchors: AnchorBlock, rho: Float[Tensor, " A"]) -> Float[Tensor, " A"]:
     """Median over an anchor's observations of the inverse depths that bring it nearest to each of them.
 

@@ -24,6 +24,7 @@ from mbasfm.objective.anchor_block import (
     latent_system,
     look,
     loss_of,
+    nearest,
     refine,
     solve,
     weights_of,
@@ -39,9 +40,16 @@ from mbasfm.objective.depth_prior import (
     typical_of,
     weigh_depth,
 )
-from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
-from mbasfm.objective.edge_block import Block, Columns, blocks, load_block, nearest
-from mbasfm.objective.losses import WeightTable, fit_weights, table_from_weights
+from mbasfm.objective.edge_block import Block, Columns, blocks, load_block
+from mbasfm.objective.losses import (
+    Binning,
+    Distribution,
+    WeightTable,
+    add_bins,
+    distribution_from_counts,
+    fit_weights,
+    table_from_weights,
+)
 from mbasfm.objective.residual_kind import NO_INTRINSICS, Anchoring, BlockLoss, GramSink, LossShape, StarGram
 from mbasfm.runtime.parallel import Share, deal
 from mbasfm.types.cameras import REFERENCE_LONG_SIDE, Cameras
@@ -116,8 +124,8 @@ class AnchoredForm:
         samples = _by_source(samples)
         share = deal(blocks(samples), at_random=False)
         count = samples.num_anchors
-        frame, pixel, raw = torch.zeros(count).long(), torch.zeros(count, 2), torch.zeros(count)
-        pixel, raw = pixel.to(samples.dtype), raw.to(samples.dtype)
+        frame = torch.zeros(count, dtype=torch.long)
+        pixel, raw = torch.zeros(count, 2, dtype=samples.dtype), torch.zeros(count, dtype=samples.dtype)
         for chunk in share.blocks:
             rows = samples.rows(chunk)
             seen = rows.weight.reshape(-1) > 0
@@ -266,9 +274,6 @@ class AnchoredForm:
         source, target = self.samples.edges.unbind(-1)
         stars = [torch.combinations(target[low:high].unique()) for low, high in _star_borders(source)]
         return torch.unique(torch.cat(stars), dim=0)
-
-    # ------------------------------------------------------------------------------------------------------------
-    # What reports and covariance need
 
     def distribution(self, statistics: AnchoredStatistics) -> Distribution:
         """Distribution of the residuals."""

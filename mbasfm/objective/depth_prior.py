@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
-from mbasfm.objective.distribution import MAD_TO_SIGMA
+from mbasfm.objective.losses import MAD_TO_SIGMA
 
 FIRST_SPREAD = 0.1
 """Relative error of depth that is assumed before anything has been measured."""

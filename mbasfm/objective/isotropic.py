@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mbasfm.objective.distribution import Binning, Distribution, add_bins, distribution_from_counts
 from mbasfm.objective.edge_block import (
     FRAME_COLUMNS,
     Block,
@@ -22,7 +21,18 @@ from mbasfm.objective.edge_block import (
     gram,
     predict,
 )
-from mbasfm.objective.losses import WeightTable, curvature_table, fit_weights, score_sum, score_table, surrogate_loss
+from mbasfm.objective.losses import (
+    Binning,
+    Distribution,
+    WeightTable,
+    add_bins,
+    curvature_table,
+    distribution_from_counts,
+    fit_weights,
+    score_sum,
+    score_table,
+    surrogate_loss,
+)
 from mbasfm.objective.reference import isotropic_residuals
 from mbasfm.objective.residual_kind import (
     DEPTH_VOTES,

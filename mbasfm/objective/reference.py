@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mbasfm.geometry.camera import pixel_rays
 from mbasfm.geometry.rigid import relative_poses
-from mbasfm.objective.distribution import Binning, Distribution, robust_sigma
+from mbasfm.objective.losses import Binning, Distribution, robust_sigma
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Samples
 

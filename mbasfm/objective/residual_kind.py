@@ -17,9 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mbasfm.objective.distribution import Binning, Distribution
 from mbasfm.objective.edge_block import Block, Columns, blocks, load_block
-from mbasfm.objective.losses import WeightTable
+from mbasfm.objective.losses import Binning, Distribution, WeightTable
 from mbasfm.runtime.parallel import Share
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Samples, SampleSource

@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from mbasfm.estimators.two_view import GRID, MIN_INLIERS
 from mbasfm.geometry.camera import triangulated_inverse_depth, unit_rays
 from mbasfm.geometry.rigid import compose, invert
-from mbasfm.objective.distribution import MAD_TO_SIGMA
+from mbasfm.objective.losses import MAD_TO_SIGMA
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Keypoints, TwoView
 

@@ -10,12 +10,12 @@ import pycolmap
 import torch
 from jaxtyping import Float64
 
-from mbasfm.adjust.problem import Step
+from mbasfm.adjust.levenberg_marquardt import Step
 from mbasfm.estimators.two_view import stands_alone
 from mbasfm.io.colmap_model import read_model
 from mbasfm.io.files import write_text
 from mbasfm.io.images import read_first_small
-from mbasfm.objective.distribution import distribution_from_counts
+from mbasfm.objective.losses import distribution_from_counts
 from mbasfm.report.figures import color_depth, jpeg_text
 from mbasfm.report.page import render_page
 from mbasfm.report.verdict import judge, link_counts

@@ -13,7 +13,7 @@ import pycolmap
 from jaxtyping import Bool, Float32, Float64, Int64, UInt8
 from scipy.sparse import coo_array
 
-from mbasfm.objective.distribution import MAD_TO_SIGMA
+from mbasfm.objective.losses import MAD_TO_SIGMA
 from mbasfm.types.outcome import View
 
 PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")

@@ -19,15 +19,15 @@ from torch import Tensor
 
 from mbasfm.adjust.adam import AdamDescent
 from mbasfm.adjust.adjust import Adjustment, Checkpoint, adjust
-from mbasfm.adjust.levenberg_marquardt import Descent
+from mbasfm.adjust.levenberg_marquardt import Descent, Step
 from mbasfm.adjust.pose_priors import PosePriors
-from mbasfm.adjust.problem import Step
 from mbasfm.adjust.stage import Stage
 from mbasfm.adjust.unknowns import PriorTerm
 from mbasfm.config import Config
-from mbasfm.objective.distribution import Binning, count_bins
-from mbasfm.objective.edge_block import blocks, nearest
+from mbasfm.objective.anchor_block import nearest
+from mbasfm.objective.edge_block import blocks
 from mbasfm.objective.isotropic import isotropic
+from mbasfm.objective.losses import Binning, count_bins
 from mbasfm.objective.registry import KINDS
 from mbasfm.objective.residual_kind import NO_INTRINSICS, stream
 from mbasfm.polish.polish import Polished

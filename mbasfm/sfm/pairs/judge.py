@@ -22,7 +22,7 @@ from scipy.stats import rankdata
 from mbasfm.estimators.two_view import LN_10, MIN_INLIER_RATIO, MIN_INLIERS, stands_alone
 from mbasfm.geometry.camera import inverse_depth_error, triangulated_inverse_depth, values_at
 from mbasfm.geometry.rigid import invert
-from mbasfm.objective.distribution import MAD_TO_SIGMA
+from mbasfm.objective.losses import MAD_TO_SIGMA
 from mbasfm.types.observations import DepthEstimate, Keypoints, TwoView
 
 SHIFTS = (0.25, 0.375, 0.5, 0.625, 0.75)

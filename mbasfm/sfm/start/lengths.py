@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
-from mbasfm.objective.distribution import MAD_TO_SIGMA
+from mbasfm.objective.losses import MAD_TO_SIGMA
 from mbasfm.sfm.start.averaging import (
     MIN_PARALLAX_DEG,
     Edge,
