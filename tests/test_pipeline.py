@@ -137,7 +137,13 @@ def test_a_focal_length_that_point_maps_know_is_where_the_search_begins(made, tm
 
 
 @pytest.mark.parametrize(
-    "changes", [{"objective": "paper"}, {"tree": "paper"}, {"polish": False}, {"objective": "paper", "solver": "adam", "adam_steps": 30}]
+    "changes",
+    [
+        {"objective": "paper"},
+        {"tree": "paper"},
+        {"polish": False},
+        {"objective": "paper", "solver": "adam", "adam_steps": 30},
+    ],
 )
 def test_variants_register_everything(made, changes):
     folder, scene, _ = made
