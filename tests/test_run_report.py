@@ -81,10 +81,8 @@ def test_a_reason_is_a_sentence_without_gaps(kind):
 def test_sentences_differ_and_hold_their_numbers():
     assert len({str(example(kind)) for kind in (*NoPose, *PairChoice)}) == len(NoPose) + len(PairChoice)
     assert str(Reason(NoPose.NO_POSE_FITS, (7,))) == "no pose fits its 7 matched points"
-    assert (
-        str(Reason(NotPolished.HELD_OUT_WORSE, (0.5, 0.756)))
-        == "held-out points got worse in third views, 0.50 to 0.76 px"
-    )
+    worse = str(Reason(NotPolished.HELD_OUT_WORSE, (0.5, 0.756)))
+    assert worse == "held-out points got worse in third views, 0.50 to 0.76 px"
 
 
 # ----------------------------------------------------------------------------------------------------------------
