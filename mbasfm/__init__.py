@@ -11,7 +11,18 @@ from mbasfm.adjust.adjust import Adjustment, adjust
 from mbasfm.adjust.diagnosis import Diagnosis
 from mbasfm.adjust.levenberg_marquardt import Step
 from mbasfm.adjust.pose_priors import PosePriors
-from mbasfm.adjust.stage import COARSE, FINE, PAPER_STAGES, SPLIT, SPLIT_STAGES, Priors, Stage, annealed
+from mbasfm.adjust.stage import (
+    ANCHORED,
+    ANCHORED_STAGES,
+    COARSE,
+    FINE,
+    PAPER_STAGES,
+    SPLIT,
+    SPLIT_STAGES,
+    Priors,
+    Stage,
+    annealed,
+)
 from mbasfm.config import PRESETS, Config, LocalizeConfig
 from mbasfm.errors import ConfigError, DegenerateError, InputError, MBAError
 from mbasfm.evaluation.metrics import pose_auc, pose_errors_deg
@@ -32,6 +43,8 @@ except PackageNotFoundError:  # run from a source tree that was never installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "ANCHORED",
+    "ANCHORED_STAGES",
     "Adjustment",
     "COARSE",
     "Cameras",

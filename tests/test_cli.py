@@ -38,8 +38,8 @@ def test_the_demo_writes_photographs_depth_and_a_scene(demo_folder: Path) -> Non
 def test_the_demo_compares_and_the_scene_is_near_the_truth(demo_folder: Path) -> None:
     result = json.loads((demo_folder / "result.json").read_text())
     assert result["settings"]["num_frames"] == NUM_FRAMES
-    assert list(result["runs"]) == ["no depth", "paper", "split", "split, polished"]
-    best = result["runs"]["split, polished"]
+    assert list(result["runs"]) == ["no depth", "paper", "anchored", "anchored, polished"]
+    best = result["runs"]["anchored, polished"]
     assert best["registered"] == NUM_FRAMES and best["auc_5"] > 0.9
     assert best["auc_5"] > result["runs"]["paper"]["auc_5"]
     assert abs(best["focal_error"]) < 0.05

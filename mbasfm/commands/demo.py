@@ -32,8 +32,8 @@ MAX_DEPTH_ERROR = 0.5
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "no depth": {"depth": "flat", "polish": False},
     "paper": {"objective": "paper", "tree": "paper", "polish": False},
-    "split": {"polish": False},
-    "split, polished": {},
+    "anchored": {"polish": False},
+    "anchored, polished": {},
 }
 """Settings of the runs that are compared; the last one is written as a scene."""
 
@@ -116,7 +116,7 @@ def score(result: Reconstruction, truth: Cameras) -> dict[str, float]:
     areas = pose_auc(result.cameras.cam_from_world, poses, placed)
     focal = (result.cameras.intrinsics.focal[:, 0] / truth.intrinsics.focal[:, 0] - 1)[placed]
     row = {f"auc_{limit}": area for limit, area in zip((1, 3, 5), areas, strict=True)}
-    seconds = sum(stage.seconds for stage in result.report.stages if stage.name in ("adjust", "polish"))
+    seconds = sum(stage.seconds for stage in result.report.stages if stage.name in ("adjust", "settle", "polish"))
     error = float(focal.median()) if len(focal) else float("nan")
     return row | {"focal_error": error, "registered": int(torch.sum(placed)), "seconds": seconds}
 
