@@ -91,7 +91,7 @@ def adjust(
     """
     stages = [stage] if isinstance(stage, Stage) else list(stage)
     if not stages:
-        raise ConfigError("no stage was given; use SPLIT_STAGES or PAPER_STAGES of mbasfm.config")
+        raise ConfigError("no stage was given; use ANCHORED_STAGES or PAPER_STAGES of mbasfm.adjust.stage")
     for item in stages:
         check_stage(item)
     fixed = fixed or Fixed.build(cameras.num_frames)
