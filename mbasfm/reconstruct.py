@@ -147,7 +147,7 @@ def _adjust(solved: Solved, given: Given, config: Config, stock: Stock) -> Solve
     with stage("settle") as facts:
         placed = settle(checked, winner.adjustment.cameras)
         facts.update(placed.facts(), without_depth=winner.way == 1)
-    return replace(solved, placed=placed, settle=settle)
+    return replace(solved, placed=placed.after(winner.adjustment), settle=settle)
 
 
 def complete(solved: Solved, given: Given, config: Config) -> Reconstruction:

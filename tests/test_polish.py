@@ -2,6 +2,7 @@
 
 import struct
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pycolmap
@@ -20,7 +21,6 @@ from made_up import (
     pose_errors_deg,
     relief,
     true_cameras,
-    true_view,
 )
 from scipy.spatial.transform import Rotation
 from scipy.stats import norm
@@ -36,18 +36,24 @@ from mbasfm.polish.colmap_mapper import (
     read_back,
     shrink_camera,
 )
-from mbasfm.polish.polish import (
+from mbasfm.polish.polish import MIN_POINTS, PolishSettings, polish, triangulate
+from mbasfm.polish.tracks import (
     HELD_OUT_SHARE,
-    MIN_POINTS,
-    PolishSettings,
-    held_out_error_px,
-    longest_tracks,
-    polish,
-    split_matches,
-    triangulate,
+    MAX_HELD_OUT_SHARE,
+    MIN_HELD_OUT,
+    PER_FRAME,
+    Transfers,
+    connect,
+    first_of_each,
+    hold_out,
+    is_doubled,
+    longest,
+    match_ends,
+    transfer_errors_px,
 )
 from mbasfm.synthetic.cameras import perturb
 from mbasfm.types.cameras import Intrinsics
+from mbasfm.types.observations import Keypoints, TwoView
 from mbasfm.types.outcome import NotPolished
 
 DISTANCE = 4.0
@@ -66,7 +72,8 @@ def inputs(made, frames=None):
 def run(made, cameras, freedom=HELD, frames=None, views=None):
     names, frames, keypoints = inputs(made, frames)
     views = all_views(made) if views is None else views
-    return polish(names, frames, cameras, views, keypoints, PolishSettings(freedom))
+    held = hold_out(views, keypoints, 0)
+    return polish(names, frames, cameras, views, keypoints, PolishSettings(freedom, held))
 
 
 def disturbed(made, rotation_deg=1.0, translation=0.01 * DISTANCE):
@@ -280,16 +287,39 @@ def test_the_lens_may_be_free_while_the_focal_length_is_held():
     assert (result.cameras.intrinsics.focal == 900.0).all()
 
 
-def test_held_out_error_is_the_distance_to_the_epipolar_line_at_the_reference_size():
-    """Frame 1 stands to the right: epipolar lines are rows, and a match moved down by 3 of 2048 px is 1.5 px off."""
-    lens = make_lens(1800.0, (2048, 1536))
-    poses = np.stack([make_pose([0, 0, 0], [x, 0, 5.0]) for x in (0.0, -0.3)])
-    made = photograph(relief(200, 0), poses, lens, 0)
-    made.pixels[1][:] += [20.0, 3.0]
-    view = true_view(made, 0, 1)
-    keypoints, every = keypoints_with(made, made.depth), [np.ones(view.num_inliers, dtype=bool)]
-    assert held_out_error_px(true_cameras(made), [view], keypoints, every) == pytest.approx(1.5, abs=1e-3)
-    assert np.isnan(held_out_error_px(true_cameras(made), [view], keypoints, [~every[0]]))
+def test_held_out_error_is_the_distance_from_the_transferred_point_at_the_reference_size():
+    """Points that are moved in the frame that checks, by 3 and 4 of 2048 px, are 2.5 px off; the others are right."""
+    made = photograph(relief(200, 0), orbit(3), make_lens(1800.0, (2048, 1536)), 0)
+    held = hold_out(all_views(made), keypoints_with(made, made.depth), 0)
+    seen, *others = held.transfers.pixels.unbind(1)
+    moved = Transfers(held.transfers.frames, torch.stack([seen + torch.tensor([3.0, 4.0]), *others], 1))
+    assert transfer_errors_px(true_cameras(made), moved).numpy() == pytest.approx(2.5, abs=1e-2)
+    assert replace(held, transfers=moved).error_px(true_cameras(made)) == pytest.approx(2.5, abs=1e-2)
+    assert held.error_px(true_cameras(made)) < 1e-2
+
+
+def test_what_a_third_view_has_behind_it_is_infinitely_wrong():
+    made = photograph(relief(200, 0), orbit(3), make_lens(), 0)
+    held = hold_out(all_views(made), keypoints_with(made, made.depth), 0)
+    cameras = true_cameras(made)
+    pose = cameras.cam_from_world.clone()
+    pose[2] = torch.from_numpy(compose(make_pose([0, 180.0, 0], [0, 0, 0]), pose[2:].numpy())[0])
+    error = transfer_errors_px(replace(cameras, cam_from_world=pose), held.transfers)
+    assert error[held.transfers.frames[:, 0] == 2].isinf().all() and (held.transfers.frames[:, 0] == 2).any()
+
+
+def test_too_few_held_out_points_say_nothing_and_refuse_nothing():
+    made = make_scene(num_frames=3, count=200)
+    held = hold_out(all_views(made), keypoints_with(made, made.depth), 0)
+
+    def first(count):
+        return replace(held, transfers=Transfers(held.transfers.frames[:count], held.transfers.pixels[:count]))
+
+    assert np.isfinite(first(MIN_HELD_OUT).error_px(true_cameras(made)))
+    assert np.isnan(first(MIN_HELD_OUT - 1).error_px(true_cameras(made)))
+    pair = make_scene(num_frames=2)
+    result = run(pair, disturbed(pair, 0.2, 0.01))
+    assert result.used and np.isnan(result.held_out_px).all()
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -444,32 +474,70 @@ def test_frames_of_one_group_share_a_camera_and_others_do_not():
 # Tracks
 
 
-def test_held_tracks_are_about_their_share_and_never_used():
-    made = make_scene(count=2000)
-    views, points_of = all_views(made), keypoints_with(made, made.depth)
-    split = split_matches(views, points_of, 10_000, seed=0)
-    held, used = set(), set()
-    for view, is_held, is_used in zip(views, split.held, split.used, strict=True):
-        points = made.point_of[view.i][view.matches[:, 0]]
-        held |= set(points[is_held])
-        used |= set(points[is_used])
-        assert len(is_held) == len(is_used) == view.num_inliers
-    assert not held & used and len(held | used) == 2000
-    assert len(held) == pytest.approx(HELD_OUT_SHARE * 2000, abs=5 * np.sqrt(2000 * HELD_OUT_SHARE))
-    again, other = (split_matches(views, points_of, 10_000, seed) for seed in (0, 1))
-    assert all(np.array_equal(a, b) for a, b in zip(split.held, again.held, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(split.held, other.held, strict=True))
+def points_of_matches(made, views):
+    """Points of all matches, pair after pair."""
+    return [made.point_of[view.i][view.matches[:, 0]] for view in views]
+
+
+def held_points(made, held):
+    return {int(p) for rows, chosen in zip(made.point_of, held.keypoints, strict=True) for p in rows[chosen]}
+
+
+@pytest.mark.parametrize("count, share", [(2000, HELD_OUT_SHARE), (500, 2 * HELD_OUT_SHARE), (200, MAX_HELD_OUT_SHARE)])
+def test_held_tracks_are_about_their_share_and_never_used(count, share):
+    """Of fewer tracks a larger share, so that they say something."""
+    made = make_scene(count=count)
+    views, keypoints = all_views(made), keypoints_with(made, made.depth)
+    held = hold_out(views, keypoints, seed=0)
+    out, used = held_points(made, held), set(np.concatenate(points_of_matches(made, held.used(views))).tolist())
+    assert not out & used and len(out | used) == count
+    assert len(out) == pytest.approx(share * count, abs=5 * np.sqrt(count * share))
+    for view, left in zip(views, held.used(views), strict=True):
+        is_out = np.isin(made.point_of[view.i][view.matches[:, 0]], list(out))
+        assert np.array_equal(left.matches, view.matches[~is_out]), "a track is held out in all its pairs or in none"
+    again, other = (hold_out(views, keypoints, seed) for seed in (0, 1))
+    assert held_points(made, again) == out != held_points(made, other)
+    assert torch.equal(again.transfers.frames, held.transfers.frames)
+
+
+@pytest.mark.parametrize("count", [2000, 8000])
+def test_every_held_keypoint_is_checked_once_by_two_others_of_its_track(count):
+    made = make_scene(count=count)
+    held = hold_out(all_views(made), keypoints_with(made, made.depth), seed=0)
+    frames, pixels = held.transfers.frames.numpy(), held.transfers.pixels.numpy()
+    index = [{tuple(row): n for n, row in enumerate(p.astype(np.float32).tolist())} for p in made.pixels]
+    rows = [
+        [(f, index[f][tuple(p)]) for f, p in zip(three, places, strict=True)]
+        for three, places in zip(frames.tolist(), pixels.tolist(), strict=True)
+    ]
+    for triple in rows:
+        assert len({f for f, _ in triple}) == 3 and len({made.point_of[f][n] for f, n in triple}) == 1
+        assert all(held.keypoints[f][n] for f, n in triple)
+    checked = [triple[0] for triple in rows]
+    assert len(set(checked)) == len(checked)
+    for frame, chosen in enumerate(held.keypoints):
+        assert sum(f == frame for f, _ in checked) == min(chosen.sum(), PER_FRAME)
+    assert (max(chosen.sum() for chosen in held.keypoints) > PER_FRAME) == (count == 8000)
+
+
+def test_inside_some_frames_only_they_check_and_the_same_is_held():
+    made = make_scene(count=1000)
+    held = hold_out(all_views(made), keypoints_with(made, made.depth), seed=0)
+    inside = held.inside([0, 1, 3, 4])
+    rows = np.isin(held.transfers.frames.numpy(), [0, 1, 3, 4]).all(1)
+    assert 0 < rows.sum() < len(rows)
+    assert torch.equal(inside.transfers.frames, held.transfers.frames[rows])
+    assert torch.equal(inside.transfers.pixels, held.transfers.pixels[rows])
+    assert inside.keypoints is held.keypoints
 
 
 def test_a_match_less_leaves_all_other_tracks_as_they_are():
     made = make_scene(count=2000)
-    views, points_of = all_views(made), keypoints_with(made, made.depth)
+    views, keypoints = all_views(made), keypoints_with(made, made.depth)
     fewer = [replace(views[0], matches=views[0].matches[1:]), *views[1:]]
-    one, other = (split_matches(some, points_of, 10_000, seed=0) for some in (views, fewer))
-    lost = made.point_of[views[0].i][views[0].matches[0, 0]]
-    for view, before, after in zip(fewer, one.held, other.held, strict=True):
-        same = made.point_of[view.i][view.matches[:, 0]] != lost
-        assert np.array_equal(before[len(before) - len(after) :][same], after[same])
+    one, other = (held_points(made, hold_out(some, keypoints, seed=0)) for some in (views, fewer))
+    lost = int(made.point_of[views[0].i][views[0].matches[0, 0]])
+    assert one - {lost} == other - {lost}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -479,18 +547,18 @@ def test_what_joins_two_places_of_one_photograph_is_never_held_out(seed):
     joined = first.matches[:200]
     swapped = np.column_stack([joined[:, 0], joined[:, 1].reshape(100, 2)[:, ::-1].ravel()])
     views = [replace(first, matches=np.concatenate([first.matches, swapped])), *others]
-    split = split_matches(views, keypoints_with(made, made.depth), 10_000, seed)
-    points = set(made.point_of[first.i][joined[:, 0]])
-    held = [made.point_of[v.i][v.matches[chosen, 0]] for v, chosen in zip(views, split.held, strict=True)]
-    assert not points & set(np.concatenate(held)) and len(np.concatenate(held)) > 0
-    assert split.used[0][-200:].all()
+    held = hold_out(views, keypoints_with(made, made.depth), seed)
+    points = set(made.point_of[first.i][joined[:, 0]].tolist())
+    assert not points & held_points(made, held) and held_points(made, held)
+    assert np.array_equal(held.used(views)[0].matches[-200:], swapped)
 
 
-def test_few_matches_are_all_used():
-    made = make_scene(num_frames=3, count=40)
+def test_tracks_of_two_frames_are_all_used():
+    made = make_scene(num_frames=2, count=2000)
     views = all_views(made)
-    split = split_matches(views, keypoints_with(made, made.depth), 1000, seed=0)
-    assert not any(chosen.any() for chosen in split.held) and all(chosen.all() for chosen in split.used)
+    held = hold_out(views, keypoints_with(made, made.depth), seed=0)
+    assert not any(chosen.any() for chosen in held.keypoints) and len(held.transfers.frames) == 0
+    assert all(np.array_equal(a.matches, b.matches) for a, b in zip(held.used(views), views, strict=True))
 
 
 def test_only_the_longest_tracks_of_a_frame_are_used():
@@ -501,25 +569,53 @@ def test_only_the_longest_tracks_of_a_frame_are_used():
         points = made.point_of[view.i][view.matches[:, 0]]
         keep = (points < 600) | ((view.i, view.j) in ((0, 1), (2, 3)))
         views.append(replace(view, matches=view.matches[keep]))
-    split = split_matches(views, keypoints_with(made, made.depth), 300, seed=0)
-    used = [set(made.point_of[v.i][v.matches[chosen, 0]]) for v, chosen in zip(views, split.used, strict=True)]
+    chosen = longest(views, keypoints_with(made, made.depth), 300, seed=0)
+    used = [set(made.point_of[v.i][matches[:, 0]]) for v, matches in zip(views, chosen, strict=True)]
     everything = set().union(*used)
     assert max(everything) < 600 and 300 <= len(everything) <= 1200
     assert all(points == everything for points in used), "a track is used in all its pairs or in none"
 
 
+def test_where_there_are_fewer_tracks_than_wanted_all_are_used():
+    made = make_scene(num_frames=3, count=40)
+    views = all_views(made)
+    chosen = longest(views, keypoints_with(made, made.depth), 1000, seed=0)
+    assert all(np.array_equal(matches, view.matches) for matches, view in zip(chosen, views, strict=True))
+
+
 @given(seed=st.integers(0, 10_000), count=st.integers(0, 8))
-def test_chosen_tracks_are_those_that_lead_some_frame(seed, count):
-    """The same by its definition, frame by frame."""
+def test_the_first_of_each_group_are_those_of_highest_priority(seed, count):
+    """The same by its definition, group by group."""
     generator = np.random.default_rng(seed)
-    num_frames, num_tracks = int(generator.integers(1, 5)), int(generator.integers(1, 25))
-    touches = generator.random((num_frames, num_tracks)) < 0.5
-    frame, track = np.nonzero(touches)
-    order = generator.permutation(len(frame))
-    priority = generator.random(num_tracks) + generator.integers(0, 3, num_tracks)
-    expected = np.zeros(num_tracks, dtype=bool)
-    for row in touches:
-        mine = np.flatnonzero(row)
+    group = generator.integers(0, 5, int(generator.integers(0, 40)))
+    priority = generator.random(len(group)) + generator.integers(0, 3, len(group))
+    expected = np.zeros(len(group), dtype=bool)
+    for number in np.unique(group):
+        mine = np.flatnonzero(group == number)
         expected[mine[np.argsort(-priority[mine])[:count]]] = True
-    chosen = longest_tracks(frame[order], track[order].astype(np.int32), priority, count)
-    assert np.array_equal(chosen, expected)
+    assert np.array_equal(first_of_each(group, priority, count), expected)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_tracks_are_what_matches_connect(seed):
+    """The same by its definition: from match to match until nothing changes."""
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(1, 8, int(generator.integers(2, 5))).tolist()
+    keypoints = [Keypoints(np.zeros((n, 2), np.float32), np.ones(n, np.float32)) for n in counts]
+    views = [
+        TwoView.of_matches(i, j, generator.integers(0, [counts[i], counts[j]], (generator.integers(0, 4), 2)))
+        for i, j in combinations(range(len(counts)), 2)
+    ]
+    frame, track, size = connect(views, keypoints)
+    assert np.array_equal(frame, np.repeat(np.arange(len(counts)), counts))
+    first = np.concatenate([[0], np.cumsum(counts)])
+    ends = [(first[v.i] + a, first[v.j] + b) for v in views for a, b in v.matches.tolist()]
+    assert match_ends(views, keypoints).tolist() == [list(pair) for pair in ends]
+    label = np.arange(len(frame))
+    for _ in range(len(frame)):
+        for a, b in ends:
+            label[[a, b]] = min(label[a], label[b])
+    assert np.array_equal(track[:, None] == track, label[:, None] == label)
+    assert np.array_equal(size[track], (label[:, None] == label).sum(1))
+    twice = [len(frame[label == own]) > len(set(frame[label == own])) for own in label]
+    assert np.array_equal(is_doubled(frame, track)[track], twice)

@@ -24,10 +24,21 @@ STAGES = (
     "initialize",
     "adjust",
     "depth check",
+    "settle",
     "polish",
     "retry",
     "export",
 )
+STEPS = {
+    "adjust": (
+        "step 1 at (0, 0) of adjust-0.pt",
+        "step 3 at (0, 0) of adjust-0.pt",
+        "step 1 at (1, 0) of adjust-0.pt",
+        "step 1 at (1, 0) of adjust-1.pt",
+    ),
+    "settle": ("step 1 at (0, 0) of adjust--1.pt",),
+}
+"""Steps of adjustment at which it is killed: in either stage, in another way, and in the last adjustment."""
 DRIVER = """
 import os
 import signal
@@ -62,9 +73,9 @@ keep = adjustment.FileJournal.keep
 
 def keep_and_kill(self, progress):
     keep(self, progress)
-    step = f"step {progress.state.num_steps}"
+    step = f"step {progress.state.num_steps} at {progress.place} of {self._path.name}"
     with open(log, "a") as file:
-        file.write(f"{step} of {self._path.name}\\n")
+        file.write(f"{step}\\n")
     if step == stage:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -104,7 +115,9 @@ def test_kills_lose_nothing_and_repeat_nothing(tmp_path):
     write_scene(tmp_path, num_frames=4)
     reconstruct(tmp_path / "images", tmp_path / "whole", settings(tmp_path, focal=FOCAL))
     config, scene, log = settings(tmp_path), tmp_path / "scene", tmp_path / "log.txt"
-    kills = (*STAGES[:9], "step 1", "step 3", *STAGES[9:])
+    kills = [*STAGES]
+    for stage, steps in STEPS.items():
+        kills[kills.index(stage) + 1 : kills.index(stage) + 1] = steps
     command = ["sfm", str(tmp_path / "images"), "--output", str(scene), "--focal", str(FOCAL), "--quiet"]
     models = ["--matcher", config.matcher, "--depth", config.depth]
     run = subprocess.run(

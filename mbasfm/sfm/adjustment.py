@@ -211,6 +211,10 @@ class Placed:
         counts = {"steps": len(adjustment.steps), "registered": int(adjustment.registered.sum())}
         return counts | {"score": score_of(adjustment), "inlier_share": share}
 
+    def after(self, earlier: Adjustment) -> "Placed":
+        """The same with a history that begins with the adjustment that led here."""
+        return replace(self, adjustment=replace(self.adjustment, steps=(*earlier.steps, *self.adjustment.steps)))
+
 
 @dataclass(frozen=True)
 class Run:
