@@ -28,7 +28,8 @@ class Stage:
 
     name: str
     residual: str
-    """Kind in objective/registry.py: ``isotropic`` is the paper's; ``split`` separates epipolar line and depth."""
+    """Kind in objective/registry.py: ``isotropic`` is the paper's; ``anchored`` has a depth per track, ``split`` one per
+    sample."""
     tau_max: float
     """Residual beyond which a sample counts as an outlier [px at a long side of 1024]."""
     log_scale: float | None = None
