@@ -28,7 +28,7 @@ class Stage:
 
     name: str
     residual: str
-    """Kind in objective/registry.py: ``isotropic`` is the paper's; ``anchored`` has a depth per track, ``split`` one per
+    """Kind in objective/registry.py: ``isotropic`` is the paper's; ``anchored`` has a depth per track, ``split`` per
     sample."""
     tau_max: float
     """Residual beyond which a sample counts as an outlier [px at a long side of 1024]."""
