@@ -13,7 +13,7 @@ from mbasfm.io.files import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.models.base import looking_in
 from mbasfm.polish.depth import drop_contradictions
-from mbasfm.polish.tracks import FEW_TRACKS, LEAST_PER_PAIR, draw_anchors, hold_out
+from mbasfm.polish.tracks import LEAST_PER_PAIR, RACE_TRACKS, draw_anchors, hold_out
 from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import from_main, one_core
 from mbasfm.runtime.progress import Progress, say, stage
@@ -120,7 +120,7 @@ def _adjust(solved: Solved, given: Given, config: Config, stock: Stock) -> Solve
     with stage("initialize") as facts:
         known = seen.keypoints, start.intrinsics, seen.is_disparity
         starts, has_pose = from_main(lambda: start_cameras(views, *known, config.tree, given.poses))
-        samples = draw(views, FEW_TRACKS) if is_anchored else stock.draw(views, seen.keypoints, config.seed)
+        samples = draw(views, RACE_TRACKS) if is_anchored else stock.draw(views, seen.keypoints, config.seed)
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
         say("no verified match has depth, so there is nothing to adjust")

@@ -127,7 +127,8 @@ def weighed(num_frames: int, spread: float, shared: float, known: float = 0.01):
     error = spread * (np.sqrt(shared) * common + np.sqrt(1 - shared) * generator.standard_normal(len(frame)))
     error = error + known * spread * generator.standard_normal(len(frame))
     variance = np.full(len(frame), (known * spread) ** 2)
-    values = (torch.from_numpy(some) for some in (frame, cell, error, variance))
+    nearness = generator.uniform(0.1, 10.0, len(frame))  # far more relief than error: it has all its votes
+    values = (torch.from_numpy(some) for some in (frame, cell, error, variance, nearness))
     return weigh_depth(DepthErrors(*values), torch.full((num_frames,), 0.1, dtype=torch.float64))
 
 
@@ -156,8 +157,21 @@ def test_wrong_and_missing_depths_have_no_say():
     frame, cell = torch.zeros(300).long(), torch.from_numpy(generator.integers(0, NUM_CELLS, 300))
     error = torch.from_numpy(0.05 * generator.standard_normal(300))
     error[:10], error[10:20] = 5.0, torch.nan
-    trust = weigh_depth(
-        DepthErrors(frame, cell, error, torch.full((300,), 1e-6).double()), torch.tensor([0.1]).double()
-    )
+    variance, nearness = torch.full((300,), 1e-6).double(), torch.from_numpy(generator.uniform(0.1, 10.0, 300))
+    trust = weigh_depth(DepthErrors(frame, cell, error, variance, nearness), torch.tensor([0.1]).double())
     assert float(trust.weight[:10].max()) < 0.01 * float(trust.weight[20:].median()) and not trust.weight[10:20].any()
     assert float(trust.spread[0]) == pytest.approx(0.05, rel=0.2)
+
+
+def test_a_map_without_relief_has_no_vote():
+    """It would flatten the scene; one whose relief is as large as its error has half of its votes."""
+    generator = np.random.default_rng(0)
+    frame, cell = torch.arange(3).repeat_interleave(400), torch.from_numpy(generator.integers(0, 48, 1200))
+    error = torch.from_numpy(0.1 * generator.standard_normal(1200))
+    relief = torch.tensor([0.0, 0.1, 10.0]).double().repeat_interleave(400)
+    nearness = 100.0 + 100.0 * relief * torch.from_numpy(generator.standard_normal(1200))
+    trust = weigh_depth(
+        DepthErrors(frame, cell, error, torch.full((1200,), 1e-6).double(), nearness), torch.full((3,), 0.1).double()
+    )
+    none, half, all_votes = (float(trust.weight[frame == number].median()) for number in range(3))
+    assert none == 0.0 and half / all_votes == pytest.approx(0.5, abs=0.15)

@@ -48,7 +48,7 @@ def test_the_demo_compares_and_the_scene_is_near_the_truth(demo_folder: Path) ->
 def test_the_readme_tells_what_the_demo_prints(demo_folder: Path) -> None:
     """AUCs and their range, row by row."""
     runs = json.loads((demo_folder / "result.json").read_text())["runs"]
-    rows = re.findall(r"^\| (no depth|paper|split|split, polished) \| (.*) \|$", README.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (no depth|paper|anchored|anchored, polished) \| (.*) \|$", README.read_text(), re.MULTILINE)
     assert [name for name, _ in rows] == list(runs)
     for name, cells in rows:
         *areas, focal, placed = cells.split(" | ")

@@ -27,6 +27,13 @@ PER_FRAME = 200
 """Largest number of points that each frame checks."""
 MIN_HELD_OUT = 30
 """Least number of held-out points that say something."""
+RACE_TRACKS = 200
+"""Tracks per frame that tell which of several starts is the best."""
+LEAST_PER_PAIR = 20
+ROWS = (8, 16, 32, 64)
+"""Numbers of samples that a row may have; an edge with more observations stands in several rows."""
+ROW_COST = 8
+"""What a row costs beside its samples, in samples."""
 
 
 def connect(
@@ -176,15 +183,6 @@ def transfer_errors_px(cameras: Cameras, transfers: Transfers) -> Float[Tensor, 
     point = (seen_from_near[..., :3] @ rays[:, 1, :, None])[..., 0] + inverse_depth[:, None] * seen_from_near[..., 3]
     error = (point[:, :2] / point[:, 2:] - rays[:, 0, :2]).norm(dim=-1) * cameras.intrinsics.reference_focal[seen]
     return error.where((point[:, 2] > 0) & error.isfinite(), torch.full_like(error, torch.inf))
-
-
-FEW_TRACKS = 200
-"""Tracks per frame that tell which of several starts is the best."""
-LEAST_PER_PAIR = 20
-ROWS = (8, 16, 32, 64)
-"""Numbers of samples that a row may have; an edge with more observations stands in several rows."""
-ROW_COST = 8
-"""What a row costs beside its samples, in samples."""
 
 
 def draw_anchors(

@@ -162,7 +162,7 @@ def adjust_best(starts: Sequence[Cameras], num_ways: int, run: AdjustStart, judg
         starts = [mix(starts, judge.choose(starts))]
     entries = [(cameras, way) for cameras in starts for way in range(num_ways)]
     ends = [run(number, cameras, way) for number, (cameras, way) in enumerate(entries)]
-    chosen = _best_ends(ends, judge)
+    chosen = _best_ends(ends, judge, num_ways)
     way = int(np.bincount(chosen % num_ways).argmax())
     if (chosen == chosen[0]).all():
         best = Winner(entries[int(chosen[0])][0], ends[int(chosen[0])], way)
@@ -184,9 +184,14 @@ def _without_astray(best: Winner, run: Callable[[Cameras], Adjustment], judge: J
     return Winner(again, ends[1], best.way) if wins.mean() > 0.5 else best
 
 
-def _best_ends(ends: Sequence[Adjustment], judge: Judge) -> Int64[np.ndarray, " N"]:
-    """Number of the best end for each frame; by the score of adjustment where no tracks of three frames decide."""
-    by_score = int(np.argmax([score_of(end) for end in ends]))
+def _best_ends(ends: Sequence[Adjustment], judge: Judge, num_ways: int = 1) -> Int64[np.ndarray, " N"]:
+    """Number of the best end for each frame.
+
+    Where no tracks of three frames decide, it is the one with the best score in the last way, which trusts depth least:
+    it then decides nothing but what matches leave open.
+    """
+    last = range(num_ways - 1, len(ends), num_ways)
+    by_score = max(last, key=lambda number: score_of(ends[number]))
     return judge.choose([end.cameras for end in ends], by_score)
 
 
