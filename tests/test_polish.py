@@ -298,6 +298,19 @@ def test_held_out_error_is_the_distance_from_the_transferred_point_at_the_refere
     assert held.error_px(true_cameras(made)) < 1e-2
 
 
+def test_held_out_tracks_move_no_camera():
+    made = make_scene()
+    names, frames, keypoints = inputs(made)
+    views, start = all_views(made), disturbed(made)
+    held = hold_out(views, keypoints, 0)
+    with_them, without = (
+        polish(names, frames, start, some, keypoints, PolishSettings(HELD, held)) for some in (views, held.used(views))
+    )
+    assert with_them.used and torch.equal(with_them.cameras.cam_from_world, without.cameras.cam_from_world)
+    assert with_them.held_out_px == without.held_out_px
+    assert with_them.model.num_points3D() > without.model.num_points3D(), "all tracks are in the result"
+
+
 def test_what_a_third_view_has_behind_it_is_infinitely_wrong():
     made = photograph(relief(200, 0), orbit(3), make_lens(), 0)
     held = hold_out(all_views(made), keypoints_with(made, made.depth), 0)

@@ -266,6 +266,7 @@ def test_a_later_candidate_must_be_better_by_more_than_rounding():
     assert race._winner(scores[:2]) == 0
     assert race._winner(scores) == 2
     assert race._winner(scores[::-1]) == 0
+    assert race._winner(np.array([[0.9, 0.9, 0.1], [0.7, 0.7, 0.7]])) == 1
     assert race._winner(scores[:1] + np.array([[0.0], [2.0]]) * LEAST_GAIN) == 1
 
 
