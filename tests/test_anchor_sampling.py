@@ -6,7 +6,7 @@ import torch
 from made_up import all_views, keypoints_with, make_lens, make_view, orbit, photograph, relief
 from test_sampling import make_keypoints
 
-from mbasfm.objective.depth_prior import CELLS, DepthErrors, weigh_depth
+from mbasfm.objective.depth_prior import CELLS, DepthErrors, usual_of, weigh_depth
 from mbasfm.polish.tracks import draw_anchors
 from mbasfm.types.observations import Samples
 
@@ -175,3 +175,9 @@ def test_a_map_without_relief_has_no_vote():
     )
     none, half, all_votes = (float(trust.weight[frame == number].median()) for number in range(3))
     assert none == 0.0 and half / all_votes == pytest.approx(0.5, abs=0.15)
+
+
+def test_a_map_that_a_shift_pushes_beyond_infinity_still_has_a_size():
+    raw, one = torch.tensor([2.0, 2.0, 2.0]).double(), torch.ones(3).double()
+    shift, disparity = torch.tensor([1.0, -5.0, 1.0]).double(), torch.tensor([True, True, False])
+    assert usual_of(raw, one, shift, disparity).tolist() == pytest.approx([3.0, 0.1 * 2.0, 1 / 3])

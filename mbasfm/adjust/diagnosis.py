@@ -142,6 +142,8 @@ def find_stuck(cameras: Cameras, samples: SampleSource, stage: Stage, fixed: Fix
 
 CLUSTERS_FOR_HALF = 30.0
 """Neighbours of a frame at which the clustered and the modelled spread count the same."""
+TINY_SHARE = 1e-20
+"""Share of the largest curvature that is rounding: squared units of pixels, radians and lengths differ by 1e12."""
 MOST_UNKNOWNS = 2000
 """Largest number of unknowns with a joint covariance: for twice as many it takes half a minute and a gigabyte."""
 
@@ -161,8 +163,7 @@ def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Fl
     hessian = dense_matrix(curvature) + torch.diag(prior)
     if int(torch.linalg.cholesky_ex(hessian).info) != 0:  # far from a minimum: use the majoriser's curvature
         hessian = dense_matrix(equations) + torch.diag(prior)
-    scale = torch.diagonal(hessian).clamp_min(1e-300).rsqrt()
-    bread = scale[:, None] * torch.linalg.pinv(scale[:, None] * hessian * scale, hermitian=True) * scale
+    bread = _pseudo_inverse(hessian)
     for direction, constraint in _scale_gauges(cameras, problem.unknowns, problem.gauge):
         projector = torch.eye(len(direction), dtype=torch.float64)
         projector -= torch.outer(direction, constraint) / (constraint @ direction)
@@ -174,6 +175,17 @@ def pose_covariance(problem: Problem, cameras: Cameras, priors: PriorTerm) -> Fl
     trust = (neighbours / (neighbours + CLUSTERS_FOR_HALF))[:, None, None]
     blocks = [_pose_blocks(bread @ meat @ bread.T, problem.unknowns) for meat in (modelled, clustered)]
     return torch.lerp(blocks[0], blocks[1], trust)
+
+
+def _pseudo_inverse(hessian: Float[Tensor, "U U"]) -> Float[Tensor, "U U"]:
+    """Inverse on what the data determines.
+
+    What is left of a diagonal after elimination may be a rounding error of either sign: it counts as nothing.
+    """
+    diagonal = torch.diagonal(hessian)
+    known = diagonal > TINY_SHARE * diagonal.max().clamp_min(1e-300)
+    scale = torch.where(known, diagonal.clamp_min(1e-300).rsqrt(), 0.0)
+    return scale[:, None] * torch.linalg.pinv(scale[:, None] * hessian * scale, hermitian=True) * scale
 
 
 def _collect_scores(problem: Problem, cameras: Cameras, frozen: Any) -> tuple[NormalEquations, Float[Tensor, "N U"]]:

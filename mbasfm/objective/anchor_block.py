@@ -19,6 +19,8 @@ from mbasfm.objective.losses import WeightTable
 
 MAX_SHRINK, MAX_GROWTH = -0.6, 1.5
 """Largest relative changes of an inverse depth in one step."""
+FARTHEST, NEAREST = 1e-5, 1e4
+"""Bounds of an inverse depth, as shares of the map's: what matches push to infinity or into the camera is finite."""
 MIN_PARALLAX_PX, MAX_PARALLAX_PX = 2.0, 20.0
 """Parallax from which an observation tells inverse depth, and beyond which more does not count more [px]."""
 
@@ -257,7 +259,8 @@ def refine(
         system = with_prior(latent_system(anchors, sight, weight, host, latent), prior, latent[0])
         step = solve(factor(system.curvature), system.gradient)
         change = (-step[0] / latent[0]).nan_to_num(0.0, 0.0, 0.0).clamp(MAX_SHRINK, MAX_GROWTH)
-        moved = [latent[0] * (1 + change), *(old - new for old, new in zip(latent[1:], step[1:], strict=True))]
+        rho = (latent[0] * (1 + change)).clamp(FARTHEST * prior.unit, NEAREST * prior.unit)
+        moved = [rho, *(old - new for old, new in zip(latent[1:], step[1:], strict=True))]
         latent = torch.stack(moved)
         sight = look(anchors, latent)
     return latent, sight

@@ -38,6 +38,7 @@ from mbasfm.objective.depth_prior import (
     cells_of,
     inverse_depth_of,
     typical_of,
+    usual_of,
     weigh_depth,
 )
 from mbasfm.objective.edge_block import Block, Columns, blocks, load_block
@@ -315,9 +316,9 @@ class AnchoredForm:
     def _unit(self, cameras: Cameras) -> Float[Tensor, " A"]:
         """Inverse depth that a relative error of 1 means: the map's, but not much less than usual in its frame."""
         correction = cameras.depth_scale, cameras.depth_shift, cameras.is_disparity
-        rho = inverse_depth_of(self.raw.double(), *(values[self.frame] for values in correction))[0]
-        usual = inverse_depth_of(self.typical_raw, *correction)[0].clamp_min(1e-30)
-        return rho.maximum(NEAREST_FAR * usual[self.frame])
+        rho, _, _, known = inverse_depth_of(self.raw.double(), *(values[self.frame] for values in correction))
+        usual = usual_of(self.typical_raw, *correction)[self.frame]
+        return rho.maximum(NEAREST_FAR * usual).where(known, usual)
 
     def _prior(self, cameras: Cameras, weight: Float[Tensor, " A"], unit: Float[Tensor, " A"], some: slice) -> Prior:
         """What the depth maps say about some anchors."""

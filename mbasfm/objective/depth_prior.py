@@ -81,6 +81,17 @@ def typical_of(frame: Tensor, raw: Tensor, num_frames: int) -> Float[Tensor, " N
     return torch.from_numpy(found)
 
 
+def usual_of(
+    typical_raw: Float[Tensor, " N"], scale: Float[Tensor, " N"], shift: Float[Tensor, " N"], disparity: Tensor
+) -> Float[Tensor, " N"]:
+    """Usual inverse depth of each frame by its map, always positive.
+
+    A shift may push most of a map beyond infinity; without it the map still has a size.
+    """
+    shifted, unshifted = (inverse_depth_of(typical_raw, scale, by, disparity)[0] for by in (shift, 0 * shift))
+    return torch.maximum(shifted, NEAREST_FAR * unshifted)
+
+
 def weigh_depth(errors: DepthErrors, earlier: Float[Tensor, " N"]) -> DepthTrust:
     """Spread, correlation and weights from comparing depth with what matches say, given the spread believed before."""
     frame, cell = errors.frame.numpy(), errors.cell.numpy()
