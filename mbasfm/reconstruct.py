@@ -13,7 +13,7 @@ from mbasfm.io.files import Cache
 from mbasfm.matching.observe import WantedPairs, load_depth, load_matchers, observe
 from mbasfm.models.base import looking_in
 from mbasfm.polish.depth import drop_contradictions
-from mbasfm.polish.tracks import LEAST_PER_PAIR, RACE_TRACKS, draw_anchors, hold_out
+from mbasfm.polish.tracks import RACE_TRACKS, hold_out
 from mbasfm.report.record import record, write_page
 from mbasfm.runtime.parallel import from_main, one_core
 from mbasfm.runtime.progress import Progress, say, stage
@@ -29,7 +29,7 @@ from mbasfm.sfm.samples import Stock, within_budget
 from mbasfm.sfm.start.candidates import start_cameras
 from mbasfm.sfm.start.race import Judge, adjust_best
 from mbasfm.types.cameras import Cameras
-from mbasfm.types.observations import Observations, Samples, TwoView
+from mbasfm.types.observations import Observations, TwoView
 
 
 @one_core()
@@ -51,8 +51,7 @@ def reconstruct(
         result = complete(solved, inputs.given, config)
         written = NOTHING_WRITTEN if output is None else write_scene(result, seen, Path(output))
         residuals = residual_curves(solved.placed, result.models, inlier_limit_px(stages_of(config)[-1]))
-        facts = seen, solved.start, solved.verified, solved.placed, residuals
-        run = Run(inputs.source, config, *facts, inputs.skipped)
+        run = Run(inputs.source, config, seen, solved.start, solved.verified, solved.placed, residuals, inputs.skipped)
         result = replace(result, report=record(run, result, written, progress.stages, progress.notes))
         if output is not None:
             write_report_json(result.report, Path(output))
@@ -100,8 +99,7 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
         how = config.tree, config.min_covisibility, config.max_error_px
         graph = build_graph(verified, seen, start.intrinsics, *how)
         parts = int(find_components(graph.views, len(seen.photos)).max(initial=-1)) + 1
-        facts.update(graph.trust.facts() if graph.trust is not None else {})
-        facts.update(edges=2 * len(graph.views), components=parts)
+        facts.update(graph.facts(), edges=2 * len(graph.views), components=parts)
     demand = config.samples_per_edge, config.objective == "anchored", config.max_memory_gb
     views, stock = within_budget(graph.views, len(seen.photos), *demand, folder)
     held = hold_out(views, seen.keypoints, config.seed)
@@ -112,15 +110,11 @@ def place(seen: Observations, given: Given, config: Config, folder: Path | None 
 def _adjust(solved: Solved, given: Given, config: Config, stock: Stock) -> Solved:
     """From edges to adjusted cameras: initialize, race, check by depth, settle on all tracks."""
     seen, start, views, held = solved.observations, solved.start, solved.graph.views, solved.held
-    is_anchored, folder = config.objective == "anchored", stock.folder
-
-    def draw(views: Sequence[TwoView], tracks: int) -> Samples:
-        return draw_anchors(held.used(views), seen.keypoints, tracks, LEAST_PER_PAIR, config.seed)
-
+    is_anchored, folder, points, seed = config.objective == "anchored", stock.folder, seen.keypoints, config.seed
     with stage("initialize") as facts:
-        known = seen.keypoints, start.intrinsics, seen.is_disparity
+        known = points, start.intrinsics, seen.is_disparity
         starts, has_pose = from_main(lambda: start_cameras(views, *known, config.tree, given.poses))
-        samples = draw(views, RACE_TRACKS) if is_anchored else stock.draw(views, seen.keypoints, config.seed)
+        samples = held.draw(views, points, RACE_TRACKS, seed) if is_anchored else stock.draw(views, points, seed)
         facts.update(placed=int(has_pose.sum()), edges=samples.num_edges, starts=len(starts))
     if samples.num_edges == 0:
         say("no verified match has depth, so there is nothing to adjust")
@@ -128,19 +122,19 @@ def _adjust(solved: Solved, given: Given, config: Config, stock: Stock) -> Solve
     stages, fixed = stages_of(config, start.is_told), start.held(config.lens)
     ways = [stages, without_depth(stages)] if is_anchored else [stages]
     with stage("adjust") as facts:
-        judge = Judge.build(views, seen.keypoints, held, config.max_error_px) if config.tree == "consistent" else None
+        judge = Judge.build(views, points, held, config.max_error_px) if config.tree == "consistent" else None
         winner = adjust_best(starts, len(ways), adjuster(samples, ways, fixed, given.priors, folder), judge)
         placed = Placed(winner.start, samples, winner.adjustment)
         facts.update(placed.facts())
     with stage("depth check") as facts:
-        checked = drop_contradictions(views, winner.adjustment.cameras, seen.keypoints)
+        checked = drop_contradictions(views, winner.adjustment.cameras, points)
         facts["dropped"] = sum(v.num_inliers for v in views) - sum(v.num_inliers for v in checked)
     solved = replace(solved, graph=replace(solved.graph, views=checked), placed=placed)
     if not is_anchored:
         return solved
 
     def settle(views: Sequence[TwoView], cameras: Cameras) -> Placed:
-        samples = stock.keep(draw(views, config.tracks_per_frame))
+        samples = stock.keep(held.draw(views, points, config.tracks_per_frame, seed))
         run = adjuster(samples, [stages[-1:] for stages in ways], fixed, given.priors, folder)
         return Placed(winner.start, samples, run(SETTLING, cameras, winner.way))
 
@@ -152,5 +146,4 @@ def _adjust(solved: Solved, given: Given, config: Config, stock: Stock) -> Solve
 
 def complete(solved: Solved, given: Given, config: Config) -> Reconstruction:
     """From adjusted cameras to a result: polish, retry, align."""
-    result = finish(solved, given.priors, config.part(Finishing))
-    return align_world(result, given.world)
+    return align_world(finish(solved, given.priors, config.part(Finishing)), given.world)

@@ -123,6 +123,12 @@ class HeldOut:
         """Pairs without the matches of held-out tracks."""
         return [replace(view, matches=view.matches[~self._is_held(view)]) for view in views]
 
+    def draw(
+        self, views: Sequence[TwoView], keypoints: Sequence[Keypoints], tracks_per_frame: int, seed: int
+    ) -> Samples:
+        """Anchors of the other tracks."""
+        return draw_anchors(self.used(views), keypoints, tracks_per_frame, LEAST_PER_PAIR, seed)
+
     def _is_held(self, view: TwoView) -> Bool[np.ndarray, " M"]:
         first, second = view.matches.T
         return self.keypoints[view.i][first] | self.keypoints[view.j][second]

@@ -304,6 +304,10 @@ class Graph:
     trust: Trust | None = None
     """None where pairs were not judged."""
 
+    def facts(self) -> dict[str, int]:
+        """Counts for the report; none where pairs were not judged."""
+        return {} if self.trust is None else self.trust.facts()
+
     @property
     def kept_apart(self) -> tuple[Bridge, ...]:
         """Groups that were not joined, as the pairs between them are not beyond doubt."""
