@@ -24,6 +24,7 @@ from jaxtyping import Bool, Float32, Float64, Int64
 from mbasfm.estimators.two_view import GRID, MIN_INLIERS
 from mbasfm.geometry.camera import triangulated_inverse_depth, unit_rays
 from mbasfm.geometry.rigid import compose, invert
+from mbasfm.objective.depth_prior import shared_variance
 from mbasfm.objective.losses import MAD_TO_SIGMA
 from mbasfm.types.cameras import Cameras
 from mbasfm.types.observations import Keypoints, TwoView
@@ -203,20 +204,6 @@ def weigh_depth(model: pycolmap.Reconstruction, cameras: Cameras, keypoints: Seq
 def _cells(pixels: Float32[np.ndarray, "M 2"], size: Int64[np.ndarray, " 2"]) -> Int64[np.ndarray, " M"]:
     column, row = np.clip((pixels / size * CELLS).astype(np.int64), 0, CELLS - 1).T
     return row * CELLS + column
-
-
-def shared_variance(values: Float64[np.ndarray, " M"], cell: Int64[np.ndarray, " M"]) -> float:
-    """Share of the variance that values of one cell have in common (intraclass correlation); 0 if independent."""
-    number = np.unique(cell, return_inverse=True)[1]
-    members = np.bincount(number)
-    cells, count = len(members), len(values)
-    if cells < 2 or count <= cells:
-        return 1.0
-    mean = np.bincount(number, values) / members
-    between = float((members * (mean - values.mean()) ** 2).sum()) / (cells - 1)
-    within = float(((values - mean[number]) ** 2).sum()) / (count - cells)
-    typical = (count - float((members**2).sum()) / count) / (cells - 1)
-    return (between - within) / max(between + (typical - 1) * within, 1e-300)
 
 
 def with_depth(model: pycolmap.Reconstruction, terms: DepthTerms, noise_px: float) -> pycolmap.Reconstruction:
